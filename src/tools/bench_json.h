@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The JSON that every benchmark writes with --json FILE, and that contrib/plot draws (design.md,
+// section 6).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tools {
+
+// One measured point. Keys that do not apply stay empty and are left out of the file.
+// Bandwidths are 10^9 bytes of original data a second, times are microseconds a message.
+struct BenchRow {
+    std::optional<uint64_t> size; // bytes of original data
+    std::string dtype;
+    std::string data;      // which data set
+    std::string wire;      // what the bytes crossed
+    std::string strategy;  // "ucx": unmodified UCX; "zip": this project
+    std::string direction; // "send"
+    std::optional<double> gbps_median, gbps_p10, gbps_p90;
+    std::optional<double> us_median;
+    std::optional<double> ratio; // compressed / original
+    std::optional<double> plain_gbps_median;
+    std::optional<double> speedup;
+    std::optional<double> speedup_p10, speedup_p90; // of pairs of neighbouring runs
+    std::optional<double> bound_gbps;               // plain bandwidth / ratio
+    std::optional<uint64_t> messages, repeats;
+    std::optional<bool> verified; // true only after the hashes of all messages were compared
+};
+
+// Fails early when FILE cannot be written, before minutes are spent on measuring. Throws Error.
+void check_json_writable(const std::string &path);
+
+// Replaces FILE in one step, so that a reader never sees half of it. Throws Error.
+void write_bench_json(const std::string &path, const std::string &tool,
+                      const std::vector<BenchRow> &rows);
+
+// "HOST" and the CPU's name, as the file states them.
+std::string host_name();
+std::string cpu_name();
+
+} // namespace tools

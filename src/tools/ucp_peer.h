@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// One UCP context, worker and endpoint with a given transport list, through the public API only.
+// Two of them, with and without zip, live side by side in a process and are measured in turn.
+#pragma once
+
+#include <ucp/api/ucp.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace tools {
+
+class UcpPeer {
+public:
+    // Any number of sends or receives that are waited for together. Must outlive its requests.
+    struct Batch {
+        size_t posted = 0;
+        size_t done = 0;
+        ucs_status_t status = UCS_OK; // the first error of a send
+    };
+
+    // One receive; must outlive its request.
+    struct Receive {
+        Batch *batch = nullptr;
+        void *request = nullptr;
+        size_t length = 0; // received
+        ucs_status_t status = UCS_INPROGRESS;
+    };
+
+    // `tls` is what a user would write in UCX_TLS. Throws Error.
+    explicit UcpPeer(std::string tls);
+    ~UcpPeer();
+    UcpPeer(const UcpPeer &) = delete;
+    UcpPeer &operator=(const UcpPeer &) = delete;
+
+    const std::string &tls() const { return tls_; }
+
+    // Worker address to be given to the other process.
+    std::string address() const;
+    void connect(const std::string &remote_address);
+
+    // The context has a resource of this transport, i.e. the plugin was loaded and found a device.
+    bool has_transport(const std::string &name) const;
+    // The endpoint has lanes of these transports now: "tcp/veth0 zip/veth0".
+    std::string endpoint_transports() const;
+
+    unsigned progress() { return ucp_worker_progress(worker_); }
+    // UCS_OK until UCX reports that the peer is lost.
+    ucs_status_t endpoint_status() const { return endpoint_status_; }
+
+    void send(Batch &batch, ucp_tag_t tag, const void *data, size_t size);
+    void receive(Receive &receive, ucp_tag_t tag, void *data, size_t size);
+    void cancel(Receive &receive);
+
+    // Waits for the flush of what was sent, at most timeout_s; false if it did not end.
+    bool flush_and_close(double timeout_s);
+
+    // Gives up on the peer: what is under way ends with an error during the next calls of progress.
+    void force_close();
+
+private:
+    static void on_send(void *request, ucs_status_t status, void *user);
+    static void on_receive(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info,
+                           void *user);
+    static void on_error(void *user, ucp_ep_h ep, ucs_status_t status);
+    void close_endpoint(unsigned flags, double timeout_s, bool *closed);
+
+    std::string tls_;
+    ucp_context_h context_ = nullptr;
+    ucp_worker_h worker_ = nullptr;
+    ucp_ep_h ep_ = nullptr;
+    ucs_status_t endpoint_status_ = UCS_OK;
+};
+
+} // namespace tools

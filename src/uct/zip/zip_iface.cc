@@ -1,0 +1,736 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Interfaces: opening the transport below, selection attributes, staging, and progress.
+#include "uct/zip/zip_iface.h"
+
+#include "uct/zip/zip_ep.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace zip {
+
+ucx::Tl tl;
+static uct_iface_ops_t iface_ops;
+static ucx::InternalOps internal_ops;
+
+static const char *dtype_option_names[] = {"auto", "bf16", "fp32", "none", nullptr};
+static const char *connect_option_names[] = {"auto", "iface", "ep", nullptr};
+
+ucs_config_field_t iface_options_table[] = {
+        {"", "", nullptr, ucs_offsetof(IfaceOptions, super),
+         UCS_CONFIG_TYPE_TABLE(nullptr)}, // init_tl()
+
+        {"SEG_SIZE", "128k", "Bytes of a message that are encoded, sent and decoded as one piece.",
+         ucs_offsetof(IfaceOptions, segment_size), UCS_CONFIG_TYPE_MEMUNITS},
+
+        {"STAGING_SIZE", "32m",
+         "Staging memory of one interface, for both directions together. Taken when the first peer "
+         "sends.",
+         ucs_offsetof(IfaceOptions, staging_size), UCS_CONFIG_TYPE_MEMUNITS},
+
+        {"MIN_SIZE", "32k",
+         "Messages shorter than this are left to the transport below, and puts that UCP sends "
+         "through zip all the\n"
+         "same are not compressed.",
+         ucs_offsetof(IfaceOptions, min_size), UCS_CONFIG_TYPE_MEMUNITS},
+
+        {"DTYPE", "auto",
+         "Element type of the data: bf16, fp32, none (send as it is), or auto (looked for in every "
+         "message).\n"
+         "A wrong type costs ratio, never correctness.",
+         ucs_offsetof(IfaceOptions, dtype), UCS_CONFIG_TYPE_ENUM(dtype_option_names)},
+
+        {"CONNECT", "auto",
+         "How endpoints of the transport below are connected, where it knows both ways: to an "
+         "interface, to an\n"
+         "endpoint, or auto, which prefers an endpoint.",
+         ucs_offsetof(IfaceOptions, connect), UCS_CONFIG_TYPE_ENUM(connect_option_names)},
+
+        {"BW_RATIO", "5",
+         "Bandwidth that protocol selection is told, as a multiple of that of the transport below. "
+         "Above 4 large\n"
+         "messages go through zip alone, not striped raw over the lane beside it.",
+         ucs_offsetof(IfaceOptions, bandwidth_ratio), UCS_CONFIG_TYPE_DOUBLE},
+
+        {nullptr, nullptr, nullptr, 0, {}}};
+
+namespace {
+
+constexpr uint32_t TX_BUFFERS = 8; // segments encoded and on their way, of an interface
+constexpr size_t SLOT_ALIGNMENT = 4096;
+constexpr size_t MIN_SEGMENT_SIZE = 4096;
+constexpr size_t MAX_SEGMENT_SIZE = size_t(1) << 30;
+constexpr uint32_t MIN_RING_SLOTS = 4;
+constexpr size_t MIN_MESSAGE_SIZE = 1024; // of the transport below, for the largest control message
+constexpr size_t MAX_INLINE = 4096;
+constexpr unsigned DEPART_ROUNDS = 1000; // of progress below when an interface closes
+
+ucs_status_t on_message(void *arg, void *data, size_t length, unsigned)
+{
+    const auto *am = static_cast<const AmArg *>(arg);
+    wire::Header header;
+    if (!wire::read(data, length, header)) {
+        zip_debug("zip: a message of %zu bytes is too short to be one", length);
+        return UCS_OK;
+    }
+    Iface *iface = am->iface;
+    auto found = iface->eps.find(header.to);
+    if (found != iface->eps.end()) {
+        found->second->handle(am->type, static_cast<const char *>(data), length);
+        return UCS_OK;
+    }
+    auto orphan = iface->orphans.find(header.to);
+    if (orphan != iface->orphans.end() && am->type == wire::BYE) {
+        const std::vector<uint32_t> slots = std::move(orphan->second.slots);
+        iface->orphans.erase(orphan);
+        for (uint32_t slot : slots) {
+            iface->release_slot(slot);
+        }
+    }
+    return UCS_OK; // for an endpoint that is gone
+}
+
+ucs_status_t on_lower_error(void *arg, uct_ep_h lower_ep, ucs_status_t status)
+{
+    Iface *iface = static_cast<Iface *>(arg);
+    auto found = iface->eps_by_lower.find(lower_ep);
+    if (found != iface->eps_by_lower.end()) {
+        found->second->lower_failed = true;
+        found->second->fail(status, true);
+        return UCS_OK;
+    }
+    for (auto &departing : iface->departing) {
+        departing->dead |= departing->lower == lower_ep;
+    }
+    return UCS_OK;
+}
+
+void on_put_done(uct_completion_t *completion)
+{
+    auto *buffer = ucs_container_of(completion, TxBuffer, completion);
+    buffer->user = nullptr;
+    buffer->iface->tx_pool->give_back(buffer->slot);
+}
+
+unsigned progress_callback(void *arg)
+{
+    return static_cast<Iface *>(arg)->progress();
+}
+
+// ---- attributes
+
+// Protocol selection weighs overheads against length / bandwidth, and the bandwidths it is told may
+// be far from the truth. This overhead makes zip dearer than the transport below for what is
+// shorter than MIN_SIZE, whatever those are.
+double priced_overhead(const Iface *iface)
+{
+    const double below =
+            std::max(iface->lower_attr.bandwidth.shared, iface->lower_attr.bandwidth.dedicated);
+    const double gain = 1 - 1 / iface->options.bandwidth_ratio;
+    return below > 0 && gain > 0 ? static_cast<double>(iface->options.min_size) * gain / below : 0;
+}
+
+ucs_status_t iface_query(uct_iface_h iface_handle, uct_iface_attr_t *attr)
+{
+    const Iface *iface = iface_of(iface_handle);
+    const uct_iface_attr_t &lower = iface->lower_attr;
+    uct_base_iface_query(&iface_of(iface_handle)->super, attr);
+
+    attr->device_addr_len = lower.device_addr_len;
+    attr->iface_addr_len = sizeof(wire::IfaceAddress) + lower.iface_addr_len;
+    attr->ep_addr_len = sizeof(wire::EpAddress) +
+                        (iface->lower_connects_to_ep ? lower.ep_addr_len : lower.iface_addr_len);
+    // No active messages: UCP then sends its completion message only after a flush, which here
+    // means decoded.
+    attr->cap.flags =
+            UCT_IFACE_FLAG_PUT_ZCOPY | UCT_IFACE_FLAG_PENDING | UCT_IFACE_FLAG_CB_SYNC |
+            UCT_IFACE_FLAG_CONNECT_TO_EP |
+            (lower.cap.flags & (UCT_IFACE_FLAG_INTER_NODE | UCT_IFACE_FLAG_ERRHANDLE_PEER_FAILURE));
+    attr->cap.event_flags =
+            lower.cap.event_flags &
+            (UCT_IFACE_FLAG_EVENT_SEND_COMP | UCT_IFACE_FLAG_EVENT_RECV | UCT_IFACE_FLAG_EVENT_FD);
+    attr->cap.put.min_zcopy = 0;
+    attr->cap.put.max_zcopy = SIZE_MAX;
+    attr->cap.put.opt_zcopy_align = 1;
+    attr->cap.put.align_mtu = 1;
+    attr->cap.put.max_iov = 1;
+    attr->bandwidth.shared = lower.bandwidth.shared * iface->options.bandwidth_ratio;
+    attr->bandwidth.dedicated = lower.bandwidth.dedicated * iface->options.bandwidth_ratio;
+    attr->latency = lower.latency;
+    attr->overhead = priced_overhead(iface);
+    attr->priority = lower.priority;
+    attr->max_num_eps = lower.max_num_eps;
+    attr->dev_num_paths = 1;
+    return UCS_OK;
+}
+
+ucs_status_t estimate_perf(uct_iface_h iface, ucx::PerfAttr *attr)
+{
+    const uint64_t served = md_of(iface_of(iface)->super.md)->mem_types;
+    const bool names_types = (attr->field_mask & ucx::PerfAttr::LOCAL_MEMORY_TYPE) != 0 &&
+                             (attr->field_mask & ucx::PerfAttr::REMOTE_MEMORY_TYPE) != 0;
+    if (names_types && (attr->field_mask & ucx::PerfAttr::OPERATION) != 0 &&
+        attr->operation == ucx::EP_OP_PUT_ZCOPY &&
+        ((served & UCS_BIT(attr->local_memory_type)) == 0 ||
+         (served & UCS_BIT(attr->remote_memory_type)) == 0)) {
+        return UCS_ERR_UNSUPPORTED;
+    }
+    const ucs_status_t status = uct_base_iface_estimate_perf(iface, attr);
+    if (status == UCS_OK && (attr->field_mask & ucx::PerfAttr::RECV_OVERHEAD) != 0) {
+        attr->recv_overhead = 0; // priced_overhead() is all of it
+    }
+    return status;
+}
+
+ucs_status_t get_device_address(uct_iface_h iface, uct_device_addr_t *address)
+{
+    return uct_iface_get_device_address(iface_of(iface)->lower, address);
+}
+
+ucs_status_t get_address(uct_iface_h iface_handle, uct_iface_addr_t *address)
+{
+    const Iface *iface = iface_of(iface_handle);
+    const wire::IfaceAddress head{{},
+                                  wire::transport_id(iface->md->transport.c_str()),
+                                  iface->lower_connects_to_ep,
+                                  static_cast<uint8_t>(iface->lower_attr.iface_addr_len)};
+    memcpy(address, &head, sizeof(head));
+    return uct_iface_get_address(
+            iface->lower,
+            reinterpret_cast<uct_iface_addr_t *>(reinterpret_cast<char *>(address) + sizeof(head)));
+}
+
+// Tells UCP's log why a peer cannot be reached.
+int unreachable(const ucx::ReachableParams *params, const char *why)
+{
+    const uint64_t info =
+            ucx::ReachableParams::INFO_STRING | ucx::ReachableParams::INFO_STRING_LENGTH;
+    if ((params->field_mask & info) == info && params->info_string_length > 0) {
+        snprintf(params->info_string, params->info_string_length, "%s", why);
+    }
+    return 0;
+}
+
+int is_reachable(uct_iface_h iface_handle, const ucx::ReachableParams *params)
+{
+    const Iface *iface = iface_of(iface_handle);
+    const bool has_length = (params->field_mask & ucx::ReachableParams::IFACE_ADDR_LENGTH) != 0;
+    wire::IfaceAddress head;
+    if ((params->field_mask & ucx::ReachableParams::IFACE_ADDR) == 0 ||
+        params->iface_addr == nullptr ||
+        !wire::read(params->iface_addr, has_length ? params->iface_addr_length : sizeof(head),
+                    head)) {
+        return unreachable(params, "no zip address");
+    }
+    if (!head.version.matches()) {
+        return unreachable(params, "the peer's zip speaks another version");
+    }
+    if (head.transport != wire::transport_id(iface->md->transport.c_str()) ||
+        head.connect != iface->lower_connects_to_ep ||
+        head.lower_length != iface->lower_attr.iface_addr_len ||
+        (has_length && params->iface_addr_length < sizeof(head) + head.lower_length)) {
+        return unreachable(
+                params,
+                "the peer's zip is on another transport, see UCX_ZIP_TLS and UCX_ZIP_CONNECT");
+    }
+    ucx::ReachableParams lower = *params;
+    // transports may lack an interface address, and then do not look at this one
+    lower.iface_addr = reinterpret_cast<const uct_iface_addr_t *>(
+            reinterpret_cast<const char *>(params->iface_addr) + sizeof(head));
+    lower.iface_addr_length = head.lower_length;
+    return uct_iface_is_reachable_v2(iface->lower, &lower);
+}
+
+// ---- progress and events
+
+// UCX disables progress for interfaces that it believes unused; the target of a put is one of them.
+void progress_enable(uct_iface_h iface, unsigned)
+{
+    iface_of(iface)->start_progress();
+}
+void progress_disable(uct_iface_h, unsigned) {}
+
+unsigned iface_progress(uct_iface_h iface)
+{
+    return uct_iface_progress(iface_of(iface)->lower) + iface_of(iface)->progress();
+}
+
+ucs_status_t event_fd_get(uct_iface_h iface, int *fd_p)
+{
+    return uct_iface_event_fd_get(iface_of(iface)->lower, fd_p);
+}
+
+ucs_status_t event_arm(uct_iface_h iface, unsigned events)
+{
+    // what waits for room below would be forgotten until the next event
+    if (iface_of(iface)->progress() > 0) {
+        return UCS_ERR_BUSY;
+    }
+    return uct_iface_event_arm(iface_of(iface)->lower, events);
+}
+
+ucs_status_t iface_flush(uct_iface_h iface, unsigned flags, uct_completion_t *completion)
+{
+    if (completion != nullptr) {
+        return UCS_ERR_UNSUPPORTED;
+    }
+    for (auto &[id, ep] : iface_of(iface)->eps) {
+        if (ep->failed == UCS_OK &&
+            ep->flush(flags & ~UCT_FLUSH_FLAG_CANCEL, nullptr) == UCS_INPROGRESS) {
+            return UCS_INPROGRESS;
+        }
+    }
+    return UCS_OK;
+}
+
+ucs_status_t iface_fence(uct_iface_h, unsigned)
+{
+    return UCS_OK;
+}
+
+// ---- life
+
+void iface_close(uct_iface_h iface_handle)
+{
+    Iface *iface = iface_of(iface_handle);
+    const Counters &c = iface->counters;
+    if (c.puts > 0 || c.received_segments > 0) {
+        zip_info("zip/%s: sent %lu puts, %lu bytes as %lu in %lu segments (%lu of them "
+                 "uncompressed); received %lu "
+                 "bytes in %lu segments, refused %lu",
+                 iface->md->transport.c_str(), c.puts, c.put_bytes, c.wire_bytes, c.segments,
+                 c.stored_segments, c.received_bytes, c.received_segments, c.refused_segments);
+    }
+    if (iface->progress_registered) {
+        uct_worker_progress_unregister_safe(iface->worker, &iface->progress_id);
+    }
+    for (unsigned i = 0; i < DEPART_ROUNDS && !iface->departing.empty(); ++i) {
+        iface->progress();
+        uct_iface_progress(iface->lower);
+    }
+    for (auto &departing : iface->departing) {
+        uct_ep_destroy(departing->lower);
+    }
+    iface->departing.clear();
+    if (iface->lower != nullptr) {
+        uct_iface_close(iface->lower);
+    }
+    ucs_class_call_cleanup_chain(ucx::uct_base_iface_t_class_p, iface, -1);
+    delete iface;
+}
+
+// Opens the interface below on the same device, private to this one, and checks that it has what is
+// needed.
+ucs_status_t open_lower(Iface *iface, const uct_iface_params_t *params)
+{
+    const char *transport = iface->md->transport.c_str();
+    uct_iface_config_t *config;
+    ucs_status_t status =
+            uct_md_iface_config_read(iface->md->lower, transport, nullptr, nullptr, &config);
+    if (status != UCS_OK) {
+        return status;
+    }
+    uct_iface_params_t lower = *params;
+    lower.field_mask &= UCT_IFACE_PARAM_FIELD_CPU_MASK | UCT_IFACE_PARAM_FIELD_OPEN_MODE |
+                        UCT_IFACE_PARAM_FIELD_DEVICE | UCT_IFACE_PARAM_FIELD_STATS_ROOT |
+                        UCT_IFACE_PARAM_FIELD_KEEPALIVE_INTERVAL;
+    lower.mode.device.tl_name = transport;
+    lower.field_mask |= UCT_IFACE_PARAM_FIELD_ERR_HANDLER | UCT_IFACE_PARAM_FIELD_ERR_HANDLER_ARG |
+                        UCT_IFACE_PARAM_FIELD_ERR_HANDLER_FLAGS;
+    lower.err_handler = on_lower_error;
+    lower.err_handler_arg = iface;
+    lower.err_handler_flags = 0;
+    status = uct_iface_open(iface->md->lower, iface->worker, &lower, config, &iface->lower);
+    uct_config_release(config);
+    if (status != UCS_OK) {
+        iface->lower = nullptr;
+        return status;
+    }
+    if ((status = uct_iface_query(iface->lower, &iface->lower_attr)) != UCS_OK) {
+        return status;
+    }
+
+    const uct_iface_attr_t &attr = iface->lower_attr;
+    const bool can_put = (attr.cap.flags & UCT_IFACE_FLAG_PUT_ZCOPY) != 0;
+    if ((attr.cap.flags & UCT_IFACE_FLAG_AM_BCOPY) == 0 ||
+        attr.cap.am.max_bcopy < MIN_MESSAGE_SIZE || (!can_put && !iface->md->lower_rkey_ptr)) {
+        zip_debug("zip: %s has no messages of %zu bytes, or neither puts nor mapped memory",
+                  transport, MIN_MESSAGE_SIZE);
+        return UCS_ERR_UNSUPPORTED;
+    }
+    const bool to_ep = (attr.cap.flags & UCT_IFACE_FLAG_CONNECT_TO_EP) != 0;
+    const bool to_iface = (attr.cap.flags & UCT_IFACE_FLAG_CONNECT_TO_IFACE) != 0;
+    const auto wish = static_cast<ConnectOption>(iface->options.connect);
+    if ((!to_ep && !to_iface) || (wish == ConnectOption::IFACE && !to_iface) ||
+        (wish == ConnectOption::EP && !to_ep)) {
+        zip_error("zip: %s cannot connect to %s; set UCX_ZIP_CONNECT=auto", transport,
+                  connect_option_names[iface->options.connect]);
+        return UCS_ERR_UNSUPPORTED;
+    }
+    iface->lower_connects_to_ep = to_ep && wish != ConnectOption::IFACE;
+    iface->inline_max = std::min(attr.cap.am.max_bcopy - sizeof(wire::Segment), MAX_INLINE);
+
+    iface->segment_size = iface->options.segment_size;
+    if (!iface->md->lower_rkey_ptr) {
+        iface->segment_size =
+                std::min(iface->segment_size, attr.cap.put.max_zcopy - ZIP_CODEC_MAX_GROWTH);
+    }
+    iface->slot_size = (zip_codec_bound(iface->segment_size) + SLOT_ALIGNMENT - 1) /
+                       SLOT_ALIGNMENT * SLOT_ALIGNMENT;
+    return UCS_OK;
+}
+
+// One line that says what to do for an option that cannot work, or NULL.
+const char *wrong_option(const IfaceOptions *options)
+{
+    if (options->segment_size < MIN_SEGMENT_SIZE || options->segment_size > MAX_SEGMENT_SIZE) {
+        return "UCX_ZIP_SEG_SIZE must be 4k to 1g";
+    }
+    if (options->staging_size / (MIN_RING_SLOTS + TX_BUFFERS) <
+        zip_codec_bound(options->segment_size) + SLOT_ALIGNMENT) {
+        return "UCX_ZIP_STAGING_SIZE must hold 12 segments: raise it, or lower UCX_ZIP_SEG_SIZE";
+    }
+    if (!(options->bandwidth_ratio >= 1)) {
+        return "UCX_ZIP_BW_RATIO must be at least 1";
+    }
+    return nullptr;
+}
+
+ucs_status_t iface_open(uct_md_h md, uct_worker_h worker, const uct_iface_params_t *params,
+                        const uct_iface_config_t *config, uct_iface_h *iface_p)
+{
+    const auto *options = reinterpret_cast<const IfaceOptions *>(config);
+    if (const char *wrong = wrong_option(options)) {
+        zip_error("zip: %s", wrong);
+        return UCS_ERR_INVALID_PARAM;
+    }
+    Iface *iface = new (std::nothrow) Iface();
+    if (iface == nullptr) {
+        return UCS_ERR_NO_MEMORY;
+    }
+    int init_count = 1;
+    ucs_status_t status =
+            uct_base_iface_t_init(&iface->super, ucx::uct_base_iface_t_class_p, &init_count,
+                                  &iface_ops, &internal_ops, md, worker, params, config);
+    if (status != UCS_OK) {
+        ucs_class_call_cleanup_chain(ucx::uct_base_iface_t_class_p, iface, init_count);
+        delete iface;
+        return status;
+    }
+    iface->md = md_of(md);
+    iface->worker = worker;
+    iface->options = *options;
+    status = open_lower(iface, params);
+    for (int type = 0; status == UCS_OK && type < wire::MESSAGE_TYPE_LAST; ++type) {
+        iface->am_args[type] = {iface, static_cast<wire::MessageType>(type)};
+        status = uct_iface_set_am_handler(iface->lower, static_cast<uint8_t>(type), on_message,
+                                          &iface->am_args[type], 0);
+    }
+    if (status != UCS_OK) {
+        iface_close(&iface->super.super);
+        return status;
+    }
+    *iface_p = &iface->super.super;
+    return UCS_OK;
+}
+
+// The devices of the transport below, under the same names.
+ucs_status_t query_devices(uct_md_h md_handle, ucx::TlDevice **devices_p, unsigned *count_p)
+{
+    Md *md = md_of(md_handle);
+    uct_tl_resource_desc_t *resources;
+    unsigned count;
+    const ucs_status_t status = uct_md_query_tl_resources(md->lower, &resources, &count);
+    if (status != UCS_OK) {
+        return status;
+    }
+    auto *devices = static_cast<ucx::TlDevice *>(
+            calloc(std::max(count, 1u), sizeof(ucx::TlDevice))); // UCX frees it
+    unsigned found = 0;
+    for (unsigned i = 0; devices != nullptr && i < count; ++i) {
+        if (md->transport == resources[i].tl_name) {
+            memcpy(devices[found].name, resources[i].dev_name, sizeof(devices[found].name));
+            devices[found].type = resources[i].dev_type;
+            devices[found].sys_device = resources[i].sys_device;
+            ++found;
+        }
+    }
+    uct_release_tl_resource_list(resources);
+    *devices_p = devices;
+    *count_p = found;
+    return devices != nullptr ? UCS_OK : UCS_ERR_NO_MEMORY;
+}
+
+} // namespace
+
+// ---- Iface
+
+void Iface::start_progress()
+{
+    if (!progress_registered) {
+        uct_iface_progress_enable(lower,
+                                  UCT_PROGRESS_SEND | UCT_PROGRESS_RECV | UCT_PROGRESS_THREAD_SAFE);
+        progress_id = UCS_CALLBACKQ_ID_NULL;
+        uct_worker_progress_register_safe(worker, progress_callback, this, 0, &progress_id);
+        progress_registered = true;
+    }
+}
+
+unsigned Iface::progress()
+{
+    unsigned count = 0;
+    for (size_t i = active.size(); i > 0 && !active.empty();
+         --i) { // each once: progress may add them again
+        Ep *ep = active.front();
+        active.pop_front();
+        ep->in_active = false;
+        count += ep->progress();
+    }
+    for (size_t i = departing.size(); i > 0; --i) {
+        std::unique_ptr<Departing> next = std::move(departing.front());
+        departing.pop_front();
+        if (progress_departing(*next)) {
+            ++count;
+        } else {
+            departing.push_back(std::move(next));
+        }
+    }
+    if (!waiting.empty() && !orphans.empty()) {
+        const auto now = std::chrono::steady_clock::now();
+        for (auto orphan = orphans.begin(); orphan != orphans.end();) {
+            if (now - orphan->second.since < ORPHAN_AGE) {
+                ++orphan;
+                continue;
+            }
+            const std::vector<uint32_t> slots = std::move(orphan->second.slots);
+            orphan = orphans.erase(orphan);
+            for (uint32_t slot : slots) {
+                release_slot(slot);
+            }
+        }
+    }
+    return count;
+}
+
+void Iface::activate(Ep *ep)
+{
+    if (!ep->in_active) {
+        ep->in_active = true;
+        active.push_back(ep);
+    }
+}
+
+void Iface::remove(Ep *ep)
+{
+    eps.erase(ep->id);
+    if (ep->in_active) {
+        std::erase(active, ep);
+    }
+    if (ep->in_waiting) {
+        std::erase(waiting, ep);
+    }
+    for (std::vector<uint32_t> *slots : {&ep->to_ack, &ep->to_grant}) { // not lent again yet
+        for (uint32_t slot : *slots) {
+            release_slot(slot);
+        }
+    }
+    // Nothing more arrives on a broken connection, but a process that has the ring mapped may still
+    // write.
+    if (ep->lower_failed && !md->lower_rkey_ptr) {
+        for (uint32_t slot : ep->lent) {
+            release_slot(slot);
+        }
+    } else if (!ep->lent.empty()) {
+        orphans[ep->id] = {ep->lent, std::chrono::steady_clock::now()};
+    }
+    if (ep->lower != nullptr) {
+        eps_by_lower.erase(ep->lower);
+        depart(ep->lower, ep->peer_id, ep->lower_failed || !ep->connected);
+        ep->lower = nullptr;
+    }
+}
+
+SlotPool *Iface::receive_ring()
+{
+    if (ring == nullptr) {
+        // a full /dev/shm, or a limit of locked memory: fewer slots are slower, none is an error
+        for (size_t count = options.staging_size / slot_size - TX_BUFFERS; count >= MIN_RING_SLOTS;
+             count /= 2) {
+            auto memory = StagingMemory::allocate(md, count * slot_size, "zip_ring");
+            if (memory != nullptr) {
+                ring = std::make_unique<SlotPool>(std::move(memory), slot_size,
+                                                  static_cast<uint32_t>(count));
+                break;
+            }
+        }
+    }
+    return ring.get();
+}
+
+void Iface::release_slot(uint32_t slot)
+{
+    ring->give_back(slot);
+    if (!waiting.empty()) {
+        Ep *ep = waiting.front();
+        waiting.pop_front();
+        ep->in_waiting = false;
+        ep->grant_wanted();
+    }
+}
+
+void Iface::recall_slots()
+{
+    for (auto &[id, ep] : eps) {
+        if (!ep->lent.empty() && !ep->recall_sent) {
+            ep->recall_sent = true;
+            ep->recall_due = true;
+            activate(ep);
+        }
+    }
+}
+
+TxBuffer *Iface::take_tx_buffer(uct_ep_h user)
+{
+    if (tx_pool == nullptr) {
+        auto memory = StagingMemory::allocate(md, TX_BUFFERS * slot_size, "zip_tx");
+        if (memory == nullptr) {
+            zip_error("zip: no memory for staging; lower UCX_ZIP_SEG_SIZE");
+            return nullptr;
+        }
+        tx_pool = std::make_unique<SlotPool>(std::move(memory), slot_size, TX_BUFFERS);
+        for (uint32_t slot = 0; slot < TX_BUFFERS; ++slot) {
+            tx_buffers.push_back(std::make_unique<TxBuffer>());
+            tx_buffers.back()->iface = this;
+            tx_buffers.back()->slot = slot;
+            tx_buffers.back()->completion.func = on_put_done;
+        }
+    }
+    uint32_t slot;
+    if (!tx_pool->take(slot)) {
+        return nullptr;
+    }
+    TxBuffer *buffer = tx_buffers[slot].get();
+    buffer->user = user;
+    buffer->completion.count = 1;
+    buffer->completion.status = UCS_OK;
+    return buffer;
+}
+
+void Iface::free_tx_buffers_of(uct_ep_h user)
+{
+    for (auto &buffer : tx_buffers) {
+        if (buffer->user == user) {
+            on_put_done(&buffer->completion);
+        }
+    }
+}
+
+zip_dtype_t Iface::choose_dtype(const void *data, size_t length) const
+{
+    if (length < options.min_size) {
+        return ZIP_DTYPE_BYTES;
+    }
+    zip_probe_t probe;
+    switch (static_cast<DtypeOption>(options.dtype)) {
+    case DtypeOption::BF16:
+        return ZIP_DTYPE_BF16;
+    case DtypeOption::FP32:
+        return ZIP_DTYPE_FP32;
+    case DtypeOption::NONE:
+        return ZIP_DTYPE_BYTES;
+    case DtypeOption::AUTO:
+        break;
+    }
+    return zip_codec_probe(data, length, &probe) == ZIP_OK ? probe.dtype : ZIP_DTYPE_BYTES;
+}
+
+void Iface::depart(uct_ep_h lower_ep, uint64_t peer_id, bool dead)
+{
+    auto next = std::make_unique<Departing>();
+    *next = {lower_ep, peer_id, dead, false, {[](uct_completion_t *) {}, 1, UCS_OK}};
+    departing.push_back(std::move(next));
+}
+
+// True when the endpoint below is destroyed.
+bool Iface::progress_departing(Departing &departing_ep)
+{
+    if (!departing_ep.dead && departing_ep.peer_id != 0) {
+        const wire::Header bye{departing_ep.peer_id};
+        const ucs_status_t status = send_message(departing_ep.lower, wire::BYE, &bye, sizeof(bye));
+        if (status == UCS_ERR_NO_RESOURCE) {
+            return false;
+        }
+        departing_ep.dead |= status != UCS_OK;
+        departing_ep.peer_id = 0;
+    }
+    if (!departing_ep.dead && !departing_ep.flushing) {
+        const ucs_status_t status = uct_ep_flush(departing_ep.lower, 0, &departing_ep.flushed);
+        if (status == UCS_INPROGRESS) {
+            departing_ep.flushing = true;
+        }
+        if (status == UCS_INPROGRESS || status == UCS_ERR_NO_RESOURCE) {
+            return false;
+        }
+    } else if (!departing_ep.dead && departing_ep.flushed.count > 0) {
+        return false;
+    }
+    uct_ep_destroy(departing_ep.lower);
+    free_tx_buffers_of(departing_ep.lower);
+    return true;
+}
+
+void init_tl()
+{
+    iface_options_table[0].parser.arg = ucx::uct_iface_config_table_p;
+
+    const auto unsupported = reinterpret_cast<void *>(+[] { return UCS_ERR_UNSUPPORTED; });
+    for (void **slot = reinterpret_cast<void **>(&internal_ops);
+         slot < reinterpret_cast<void **>(&internal_ops + 1); ++slot) {
+        *slot = unsupported;
+    }
+    internal_ops.iface_query_v2 =
+            reinterpret_cast<ucx::Slot>(reinterpret_cast<void *>(uct_iface_base_query_v2));
+    internal_ops.iface_estimate_perf = estimate_perf;
+    internal_ops.iface_vfs_refresh = [](uct_iface_h) {};
+    internal_ops.ep_connect_to_ep_v2 = ep_connect;
+    internal_ops.iface_is_reachable_v2 = is_reachable;
+    internal_ops.ep_is_connected = ep_is_connected;
+
+    for (void **slot = reinterpret_cast<void **>(&iface_ops);
+         slot < reinterpret_cast<void **>(&iface_ops + 1); ++slot) {
+        *slot = unsupported;
+    }
+    iface_ops.ep_put_zcopy = ep_put_zcopy;
+    iface_ops.ep_pending_add = ep_pending_add;
+    iface_ops.ep_pending_purge = ep_pending_purge;
+    iface_ops.ep_flush = ep_flush;
+    iface_ops.ep_fence = ep_fence;
+    iface_ops.ep_create = ep_create;
+    iface_ops.ep_destroy = ep_destroy;
+    iface_ops.ep_get_address = ep_get_address;
+    iface_ops.ep_connect_to_ep = uct_base_ep_connect_to_ep;
+    iface_ops.iface_flush = iface_flush;
+    iface_ops.iface_fence = iface_fence;
+    iface_ops.iface_progress_enable = progress_enable;
+    iface_ops.iface_progress_disable = progress_disable;
+    iface_ops.iface_progress = iface_progress;
+    iface_ops.iface_event_fd_get = event_fd_get;
+    iface_ops.iface_event_arm = event_arm;
+    iface_ops.iface_close = iface_close;
+    iface_ops.iface_query = iface_query;
+    iface_ops.iface_get_device_address = get_device_address;
+    iface_ops.iface_get_address = get_address;
+    iface_ops.iface_is_reachable = uct_base_iface_is_reachable;
+
+    strcpy(tl.name, "zip");
+    tl.query_devices = query_devices;
+    tl.iface_open = iface_open;
+    tl.config.name = "zip transport";
+    tl.config.prefix = "ZIP_";
+    tl.config.table = iface_options_table;
+    tl.config.size = sizeof(IfaceOptions);
+}
+
+} // namespace zip

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The interface: owns the interface below, the staging memory, and the endpoints.
+#ifndef ZIP_IFACE_H
+#define ZIP_IFACE_H
+
+#include "kernels/codec.h"
+#include "uct/zip/zip_staging.h"
+
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+namespace zip {
+
+struct Ep;
+
+extern ucx::Tl tl; // the one of this plugin
+
+struct IfaceOptions { // as UCX's parser fills it from iface_options_table
+    ucx::IfaceConfig super;
+    size_t segment_size;
+    size_t staging_size;
+    size_t min_size;
+    unsigned dtype; // index of dtype_option_names
+    unsigned connect;
+    double bandwidth_ratio;
+};
+extern ucs_config_field_t iface_options_table[];
+
+enum class DtypeOption : unsigned { AUTO, BF16, FP32, NONE };
+enum class ConnectOption : unsigned { AUTO, IFACE, EP };
+
+// What an interface has done, logged when it closes.
+struct Counters {
+    uint64_t puts = 0;
+    uint64_t put_bytes = 0;  // of the application
+    uint64_t wire_bytes = 0; // of segments, encoded, without control messages
+    uint64_t segments = 0;
+    uint64_t stored_segments = 0; // segments that went uncompressed
+    uint64_t received_segments = 0;
+    uint64_t received_bytes = 0;   // after decoding
+    uint64_t refused_segments = 0; // by this receiver
+};
+
+// A buffer that one segment is encoded into; free again when the put that reads it is complete.
+struct TxBuffer {
+    uct_completion_t completion;
+    struct Iface *iface;
+    uint32_t slot;
+    uct_ep_h user; // the endpoint below that reads it, NULL when free
+    ucs_status_t status;
+};
+
+// The endpoint below of a destroyed endpoint, kept until its farewell has left this process.
+struct Departing {
+    uct_ep_h lower;
+    uint64_t peer_id; // 0: nothing to say
+    bool dead;        // the connection is broken: nothing to wait for
+    bool flushing;
+    uct_completion_t flushed;
+};
+
+// Slots lent to the peer of an endpoint that is gone here: not used again until that peer says it
+// is gone too, or, should it never say so, for ORPHAN_AGE.
+struct Orphan {
+    std::vector<uint32_t> slots;
+    std::chrono::steady_clock::time_point since;
+};
+constexpr std::chrono::seconds ORPHAN_AGE(60);
+
+struct Iface;
+
+struct AmArg {
+    Iface *iface;
+    wire::MessageType type;
+};
+
+struct Iface {
+    ucx::BaseIface super; // must be first: UCX sees only this
+    Md *md = nullptr;
+    IfaceOptions options = {};
+    uct_worker_h worker = nullptr;
+    uct_iface_h lower = nullptr;
+    uct_iface_attr_t lower_attr = {};
+    bool lower_connects_to_ep = false;
+    size_t inline_max = 0; // bytes of a segment that fit a message
+    size_t segment_size = 0;
+    size_t slot_size = 0;
+
+    uct_worker_cb_id_t progress_id = 0;
+    bool progress_registered = false;
+    std::deque<Ep *> active; // endpoints with work for progress, each once
+    std::unordered_map<uint64_t, Ep *> eps;
+    std::unordered_map<uct_ep_h, Ep *> eps_by_lower;
+
+    std::unique_ptr<SlotPool> ring; // peers write here; allocated when the first one asks
+    std::deque<Ep *> waiting;       // endpoints whose peers want slots, and there are none
+    std::unordered_map<uint64_t, Orphan> orphans; // by endpoint id
+    std::unique_ptr<SlotPool> tx_pool;
+    std::vector<std::unique_ptr<TxBuffer>> tx_buffers;
+    std::deque<std::unique_ptr<Departing>> departing;
+    AmArg am_args[wire::MESSAGE_TYPE_LAST];
+    Counters counters;
+
+    // Runs everything that waits. Returns how much was done.
+    unsigned progress();
+    // Has progress() call ep->progress().
+    void activate(Ep *ep);
+    // Forgets an endpoint that is being destroyed, and takes care of what its peer may still do.
+    void remove(Ep *ep);
+    // Enables progress below; UCX itself does so only for interfaces that it knows to be in use.
+    void start_progress();
+
+    // The ring, or NULL if it cannot be allocated.
+    SlotPool *receive_ring();
+    // Gives a free slot to whom it is due: an endpoint that waits, or the ring.
+    void release_slot(uint32_t slot);
+    // Asks every endpoint that holds slots to give back those it does not use.
+    void recall_slots();
+
+    TxBuffer *take_tx_buffer(uct_ep_h user);
+    void free_tx_buffers_of(uct_ep_h user);
+
+    // The codec's type for `length` bytes at `data`.
+    zip_dtype_t choose_dtype(const void *data, size_t length) const;
+
+    // Takes over an endpoint below: says goodbye to `peer_id` unless `dead`, and destroys it from
+    // progress.
+    void depart(uct_ep_h lower_ep, uint64_t peer_id, bool dead);
+
+private:
+    bool progress_departing(Departing &departing_ep);
+};
+
+inline Iface *iface_of(uct_iface_h iface)
+{
+    return reinterpret_cast<Iface *>(iface);
+}
+
+// Sends one control message; UCS_ERR_NO_RESOURCE: try again from progress.
+ucs_status_t send_message(uct_ep_h lower_ep, wire::MessageType type, const void *message,
+                          size_t length);
+
+// Fills the transport's operations. After init_component() and before registration.
+void init_tl();
+
+} // namespace zip
+
+#endif

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Staging memory: allocation, registration and mapping through the memory domain below.
+#include "uct/zip/zip_staging.h"
+
+#include <new>
+
+namespace zip {
+
+std::unique_ptr<StagingMemory> StagingMemory::allocate(Md *md, size_t length, const char *name)
+{
+    std::unique_ptr<StagingMemory> staging(new (std::nothrow) StagingMemory());
+    if (!staging) {
+        return nullptr;
+    }
+    const bool by_md = (md->lower_attr.flags & UCT_MD_FLAG_ALLOC) != 0 &&
+                       (md->lower_attr.alloc_mem_types & UCS_BIT(UCS_MEMORY_TYPE_HOST)) != 0;
+    // Of a domain that maps memory into peers only its own allocations can be mapped.
+    const uct_alloc_method_t methods[] = {by_md ? UCT_ALLOC_METHOD_MD : UCT_ALLOC_METHOD_MMAP};
+
+    uct_mem_alloc_params_t params = {};
+    params.field_mask = UCT_MEM_ALLOC_PARAM_FIELD_FLAGS | UCT_MEM_ALLOC_PARAM_FIELD_MEM_TYPE |
+                        UCT_MEM_ALLOC_PARAM_FIELD_MDS | UCT_MEM_ALLOC_PARAM_FIELD_NAME;
+    params.flags = UCT_MD_MEM_ACCESS_RMA;
+    params.mem_type = UCS_MEMORY_TYPE_HOST;
+    params.mds.mds = &md->lower;
+    params.mds.count = 1;
+    params.name = name;
+    if (uct_mem_alloc(length, methods, 1, &params, &staging->memory_) != UCS_OK) {
+        return nullptr;
+    }
+    staging->lower_ = md->lower;
+
+    if (by_md) {
+        staging->memh_ = staging->memory_.memh;
+    } else if ((md->lower_attr.flags & UCT_MD_FLAG_REG) != 0 &&
+               (md->lower_attr.flags & (UCT_MD_FLAG_NEED_MEMH | UCT_MD_FLAG_NEED_RKEY)) != 0) {
+        if (uct_md_mem_reg(md->lower, staging->memory_.address, staging->memory_.length,
+                           UCT_MD_MEM_ACCESS_RMA, &staging->memh_) != UCS_OK) {
+            return nullptr;
+        }
+        staging->registered_ = true;
+    }
+    if ((md->lower_attr.flags & UCT_MD_FLAG_NEED_RKEY) != 0) {
+        staging->rkey_.resize(md->lower_attr.rkey_packed_size);
+        if (uct_md_mkey_pack(md->lower, staging->memh_, staging->rkey_.data()) != UCS_OK) {
+            return nullptr;
+        }
+    }
+    return staging;
+}
+
+StagingMemory::~StagingMemory()
+{
+    if (registered_) {
+        uct_md_mem_dereg(lower_, memh_);
+    }
+    if (memory_.address != nullptr) {
+        uct_mem_free(&memory_);
+    }
+}
+
+SlotPool::SlotPool(std::unique_ptr<StagingMemory> memory, size_t slot_size, uint32_t count)
+    : memory_(std::move(memory)), slot_size_(slot_size), count_(count)
+{
+    free_.reserve(count);
+    for (uint32_t i = count; i-- > 0;) {
+        free_.push_back(i);
+    }
+}
+
+bool SlotPool::take(uint32_t &index)
+{
+    if (free_.empty()) {
+        return false;
+    }
+    index = free_.back();
+    free_.pop_back();
+    return true;
+}
+
+std::unique_ptr<RemoteRing> RemoteRing::open(Md *md, uint64_t address, size_t slot_size,
+                                             uint32_t count, const void *rkey, ucs_status_t &status)
+{
+    std::unique_ptr<RemoteRing> ring(new (std::nothrow) RemoteRing());
+    if (!ring) {
+        status = UCS_ERR_NO_MEMORY;
+        return nullptr;
+    }
+    ring->component_ = md->lower_component;
+    ring->bundle_.rkey = UCT_INVALID_RKEY;
+    ring->address_ = address;
+    ring->slot_size_ = slot_size;
+    ring->count_ = count;
+    if ((md->lower_attr.flags & UCT_MD_FLAG_NEED_RKEY) != 0) {
+        if ((status = uct_rkey_unpack(md->lower_component, rkey, &ring->bundle_)) != UCS_OK) {
+            return nullptr;
+        }
+        ring->unpacked_ = true;
+    }
+    if (md->lower_rkey_ptr) {
+        void *mapping;
+        if ((status = uct_rkey_ptr(md->lower_component, &ring->bundle_, address, &mapping)) !=
+            UCS_OK) {
+            return nullptr;
+        }
+        ring->mapping_ = static_cast<char *>(mapping);
+    }
+    status = UCS_OK;
+    return ring;
+}
+
+RemoteRing::~RemoteRing()
+{
+    if (unpacked_) {
+        uct_rkey_release(component_, &bundle_);
+    }
+}
+
+} // namespace zip

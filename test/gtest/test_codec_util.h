@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Data and memory for the codec's tests: kinds of tensors, and buffers that end at inaccessible
+// pages.
+#ifndef ZIP_TEST_CODEC_UTIL_H
+#define ZIP_TEST_CODEC_UTIL_H
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <ostream>
+#include <random>
+#include <vector>
+
+#include "kernels/codec.h"
+
+namespace zip::test {
+
+using Bytes = std::vector<uint8_t>;
+
+// Memory between two inaccessible pages, so that a single byte too far is a fault in any build.
+class GuardedMemory {
+public:
+    explicit GuardedMemory(size_t capacity)
+    {
+        const size_t page = size_t(sysconf(_SC_PAGESIZE));
+        inner_ = (capacity + page - 1) / page * page;
+        total_ = inner_ + 2 * page;
+        void *p = mmap(nullptr, total_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED)
+            throw std::bad_alloc();
+        base_ = static_cast<uint8_t *>(p);
+        begin_ = base_ + page;
+        if (mprotect(begin_, inner_, PROT_READ | PROT_WRITE) != 0)
+            throw std::bad_alloc();
+    }
+    ~GuardedMemory() { munmap(base_, total_); }
+    GuardedMemory(const GuardedMemory &) = delete;
+    GuardedMemory &operator=(const GuardedMemory &) = delete;
+
+    // `n` bytes that begin right behind, or end right before, an inaccessible page.
+    uint8_t *first(size_t) { return begin_; }
+    uint8_t *last(size_t n) { return begin_ + inner_ - n; }
+    uint8_t *at(bool front, size_t n) { return front ? first(n) : last(n); }
+    size_t capacity() const { return inner_; }
+
+private:
+    uint8_t *base_, *begin_;
+    size_t inner_, total_;
+};
+
+enum class Data {
+    NORMAL,
+    UNIFORM,
+    RANDOM_BITS,
+    EQUAL,
+    OUTLIER,     // equal but for one value a tile or so
+    ALTERNATING, // two values
+    DENORMAL,
+    HALF_ZERO, // as behind a ReLU
+    NANS,
+    WIDE,      // exponents of many sizes, as gradients
+    COLLIDING, // exponents equal in their low four bits
+    FLAT,      // 16 exponents, equally frequent: just coded, and most values escape
+    STEPS,     // runs of one exponent: words of 64 escapes
+    RAMP,      // every bit pattern of the upper half in turn
+    MIXED,     // tiles of different kinds: coded and raw
+};
+
+constexpr Data ALL_DATA[] = {Data::NORMAL,  Data::UNIFORM,     Data::RANDOM_BITS, Data::EQUAL,
+                             Data::OUTLIER, Data::ALTERNATING, Data::DENORMAL,    Data::HALF_ZERO,
+                             Data::NANS,    Data::WIDE,        Data::COLLIDING,   Data::FLAT,
+                             Data::STEPS,   Data::RAMP,        Data::MIXED};
+
+inline const char *name_of(Data data)
+{
+    constexpr const char *NAMES[] = {"Normal",      "Uniform",  "RandomBits", "Equal", "Outlier",
+                                     "Alternating", "Denormal", "HalfZero",   "Nans",  "Wide",
+                                     "Colliding",   "Flat",     "Steps",      "Ramp",  "Mixed"};
+    return NAMES[size_t(data)];
+}
+
+inline uint32_t bits_of(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, sizeof(u));
+    return u;
+}
+
+// The i-th value as fp32 bits; bf16 takes the upper half.
+inline uint32_t value_bits(Data data, size_t i, std::mt19937 &random)
+{
+    const auto uniform = [&random] { return float(random() >> 8) * 0x1p-24f; };
+    const auto normal = [&] {
+        float sum = -6; // Irwin-Hall: the same on every machine
+        for (int k = 0; k < 12; ++k)
+            sum += uniform();
+        return sum;
+    };
+    switch (data) {
+    case Data::NORMAL:
+        return bits_of(0.02f * normal());
+    case Data::UNIFORM:
+        return bits_of(2 * uniform() - 1);
+    case Data::RANDOM_BITS:
+        return uint32_t(random());
+    case Data::EQUAL:
+        return 0x3f8ccccd;
+    case Data::OUTLIER:
+        return i % 7919 == 777 ? 0xff7fffffu : 0x3f800000u;
+    case Data::ALTERNATING:
+        return i % 2 == 0 ? 0xbf800000u : 0x42c80001u;
+    case Data::DENORMAL:
+        return uint32_t(random()) & 0x807fffff;
+    case Data::HALF_ZERO:
+        return bits_of(std::max(0.0f, normal()));
+    case Data::NANS:
+        return (uint32_t(random()) & 0x807fffff) | 0x7f800000;
+    case Data::WIDE:
+        return bits_of(normal() * std::exp2(-float(random() % 5 * (random() % 5))));
+    case Data::COLLIDING:
+        return (uint32_t(random()) & 0x807fffff) | uint32_t(random() % 5 * 16 + 7) << 23;
+    case Data::FLAT:
+        return (uint32_t(random()) & 0x807fffff) | (120 + uint32_t(random() % 16)) << 23;
+    case Data::STEPS:
+        return (uint32_t(random()) & 0x807fffff) | uint32_t(110 + i / 301 * 7 % 13) << 23;
+    case Data::RAMP:
+        return uint32_t(i) << 16 | (uint32_t(i) & 0xffff);
+    case Data::MIXED:
+        return value_bits(i / 8192 % 3 == 1 ? Data::RANDOM_BITS : Data::NORMAL, i, random);
+    }
+    return 0;
+}
+
+inline Bytes make_data(Data data, zip_dtype_t dtype, size_t length, uint32_t seed = 1)
+{
+    std::mt19937 random(seed);
+    Bytes bytes(length + 4);
+    const size_t size = dtype == ZIP_DTYPE_FP32 ? 4 : 2;
+    for (size_t i = 0; i * size < length; ++i) {
+        const uint32_t x = value_bits(data, i, random);
+        memcpy(bytes.data() + i * size, reinterpret_cast<const uint8_t *>(&x) + 4 - size, size);
+    }
+    bytes.resize(length);
+    return bytes;
+}
+
+} // namespace zip::test
+#endif

@@ -1,0 +1,612 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Processes, data and UCP objects for the transport tests; see ucx_pair.h.
+#include "ucx_pair.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+
+extern char **environ;
+
+namespace zip::test {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr char PART_VARIABLE[] = "ZIP_TEST_PART"; // "run.part": which part of the test to execute
+constexpr int CHANNEL_FD = 3;
+constexpr size_t LOG_SHOWN = 12000; // last characters of a process's log, in a failure
+
+unsigned runs; // of this test, so far
+
+std::string own_path()
+{
+    char path[4096];
+    const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
+    return std::string(path, length > 0 ? static_cast<size_t>(length) : 0);
+}
+
+std::string read_file(int fd)
+{
+    std::string text;
+    char chunk[65536];
+    ssize_t length;
+    lseek(fd, 0, SEEK_SET);
+    while ((length = read(fd, chunk, sizeof(chunk))) > 0) {
+        text.append(chunk, static_cast<size_t>(length));
+    }
+    return text;
+}
+
+std::string stacks_of(pid_t pid)
+{
+    const std::string command = "gdb -p " + std::to_string(pid) +
+                                " -batch -nx -ex 'thread apply all bt 30' 2>&1 | grep -v '^\\[New'";
+    std::string text;
+    if (FILE *pipe = popen(command.c_str(), "r")) {
+        char line[1024];
+        while (fgets(line, sizeof(line), pipe) != nullptr) {
+            text += line;
+        }
+        pclose(pipe);
+    }
+    return text;
+}
+
+// Adds up the lines that the plugin's interfaces log when they close.
+ZipCounters parse_counters(const std::string &log)
+{
+    ZipCounters sum;
+    std::istringstream lines(log);
+    for (std::string line; std::getline(lines, line);) {
+        const size_t start = line.find(" sent ");
+        if (line.find("zip/") == std::string::npos || start == std::string::npos) {
+            continue;
+        }
+        unsigned long n[8];
+        if (sscanf(line.c_str() + start,
+                   " sent %lu puts, %lu bytes as %lu in %lu segments (%lu of them uncompressed); "
+                   "received %lu bytes in %lu segments, refused %lu",
+                   &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &n[6], &n[7]) == 8) {
+            ++sum.interfaces;
+            sum.puts += n[0];
+            sum.put_bytes += n[1];
+            sum.wire_bytes += n[2];
+            sum.segments += n[3];
+            sum.stored_segments += n[4];
+            sum.received_bytes += n[5];
+            sum.received_segments += n[6];
+            sum.refused += n[7];
+        }
+    }
+    return sum;
+}
+
+uint64_t next_random(uint64_t &state) // splitmix64
+{
+    uint64_t z = state += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return z ^ z >> 31;
+}
+
+float next_normal(uint64_t &state) // close enough: a sum of four uniform values
+{
+    const uint64_t bits = next_random(state);
+    int sum = 0;
+    for (unsigned i = 0; i < 4; ++i) {
+        sum += static_cast<int16_t>(bits >> (16 * i));
+    }
+    return static_cast<float>(sum) * (0.02f / 37837.0f) + 1e-7f;
+}
+
+// Throws the process away where a test cannot go on.
+void require(ucs_status_t status, const char *what)
+{
+    if (status != UCS_OK) {
+        printf("%s: %s\n", what, ucs_status_string(status));
+        fflush(stdout);
+        _exit(3);
+    }
+}
+
+void on_endpoint_error(void *arg, ucp_ep_h, ucs_status_t status)
+{
+    auto *endpoint = static_cast<Endpoint *>(arg);
+    endpoint->error = status;
+    ++endpoint->errors;
+}
+
+} // namespace
+
+// ---- Channel
+
+void Channel::send(const std::string &message)
+{
+    const uint64_t length = message.size();
+    std::string frame(reinterpret_cast<const char *>(&length), sizeof(length));
+    frame += message;
+    for (size_t sent = 0; sent < frame.size();) {
+        const ssize_t n = ::send(fd_, frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
+        if (n < 0) {
+            return; // the receiver finds out
+        }
+        sent += static_cast<size_t>(n);
+    }
+}
+
+bool Channel::try_receive(std::string &message)
+{
+    const auto get = [this](void *to, size_t length) {
+        for (size_t done = 0; done < length;) {
+            const ssize_t n = recv(fd_, static_cast<char *>(to) + done, length - done, 0);
+            if (n <= 0) {
+                return false;
+            }
+            done += static_cast<size_t>(n);
+        }
+        return true;
+    };
+    uint64_t length;
+    if (!get(&length, sizeof(length))) {
+        return false;
+    }
+    message.resize(length);
+    return get(message.data(), length);
+}
+
+std::string Channel::receive()
+{
+    std::string message;
+    if (!try_receive(message)) {
+        printf("the other process is gone\n");
+        fflush(stdout);
+        _exit(4);
+    }
+    return message;
+}
+
+bool Channel::readable() const
+{
+    pollfd p{fd_, POLLIN, 0};
+    return poll(&p, 1, 0) > 0;
+}
+
+void Channel::sync()
+{
+    send("sync");
+    EXPECT_EQ("sync", receive());
+}
+
+// ---- Processes
+
+void Processes::start(unsigned part, int channel, int log)
+{
+    const testing::TestInfo *test = testing::UnitTest::GetInstance()->current_test_info();
+    std::vector<std::string> arguments{own_path(),
+                                       std::string("--gtest_filter=") + test->test_suite_name() +
+                                               "." + test->name(),
+                                       "--gtest_color=no", "--gtest_also_run_disabled_tests",
+                                       "--gtest_output="};
+    std::vector<std::string> variables;
+    for (char **variable = environ; *variable != nullptr; ++variable) {
+        if (strncmp(*variable, "UCX_", 4) != 0 && strncmp(*variable, "GTEST_", 6) != 0) {
+            variables.push_back(*variable);
+        }
+    }
+    Env env = env_[part];
+    const char *plugin_dir = getenv("ZIP_TEST_PLUGIN_DIR");
+    env.try_emplace("UCX_PLUGIN_PATH", plugin_dir != nullptr ? plugin_dir : "");
+    env.try_emplace("UCX_ZIP_MEM_TYPES", "host");
+    env.try_emplace("UCX_NET_DEVICES", "lo");
+    env.try_emplace("UCX_LOG_LEVEL", "info");
+    env.try_emplace("UCX_WARN_UNUSED_ENV_VARS", "n");
+    env.try_emplace("UCX_HANDLE_ERRORS", "none"); // the parent shows what happened
+    for (const auto &[name, value] : env) {
+        if (!value.empty()) {
+            variables.push_back(name + "=" + value);
+        }
+    }
+    variables.push_back(std::string(PART_VARIABLE) + "=" + std::to_string(runs) + "." +
+                        std::to_string(part));
+    std::vector<char *> argv, envp;
+    for (std::string &argument : arguments) {
+        argv.push_back(argument.data());
+    }
+    for (std::string &variable : variables) {
+        envp.push_back(variable.data());
+    }
+    argv.push_back(nullptr);
+    envp.push_back(nullptr);
+
+    const pid_t parent = getpid();
+    const pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent) {
+            _exit(5);
+        }
+        dup2(log, STDOUT_FILENO);
+        dup2(log, STDERR_FILENO);
+        if (channel >= 0) {
+            // by way of a high number, lest the channel's own be CHANNEL_FD
+            const int high = fcntl(channel, F_DUPFD, 100);
+            dup2(high, CHANNEL_FD);
+            close(high);
+        }
+        execve(argv[0], argv.data(), envp.data());
+        _exit(5);
+    }
+    outcome_[part].pid = pid;
+}
+
+void Processes::run_here(const Part &part)
+{
+    Channel channel(CHANNEL_FD);
+    part(channel);
+    fflush(stdout);
+    exit(testing::Test::HasFailure() ? 1 : 0); // not _exit: leaks are looked for
+}
+
+void Processes::run(const Part &a, const Part &b)
+{
+    ++runs;
+    if (const char *mine = getenv(PART_VARIABLE)) {
+        unsigned run = 0, part = 0;
+        sscanf(mine, "%u.%u", &run, &part);
+        if (run == runs) {
+            run_here(part == 0 ? a : b);
+        }
+        return; // of an earlier run
+    }
+
+    const unsigned count = b ? 2 : 1;
+    int channel[2] = {-1, -1}, log[2] = {-1, -1};
+    ASSERT_EQ(0, socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, channel));
+    for (unsigned part = 0; part < count; ++part) {
+        char path[] = "/tmp/zip_test_log.XXXXXX";
+        log[part] = mkostemp(path, O_CLOEXEC);
+        ASSERT_GE(log[part], 0);
+        unlink(path);
+        start(part, channel[part], log[part]);
+    }
+    close(channel[0]);
+    close(channel[1]);
+
+    const auto deadline = Clock::now() + std::chrono::seconds(timeout_);
+    std::string stacks[2];
+    bool running[2] = {true, count == 2};
+    bool timed_out = false;
+    while (running[0] || running[1]) {
+        for (unsigned part = 0; part < count; ++part) {
+            int status;
+            if (running[part] && waitpid(outcome_[part].pid, &status, WNOHANG) > 0) {
+                running[part] = false;
+                outcome_[part].code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+                outcome_[part].signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+            }
+        }
+        if (Clock::now() > deadline && !timed_out) {
+            timed_out = true;
+            for (unsigned part = 0; part < count; ++part) {
+                if (running[part]) {
+                    stacks[part] = stacks_of(outcome_[part].pid);
+                }
+            }
+            for (unsigned part = 0; part < count; ++part) {
+                if (running[part]) {
+                    kill(outcome_[part].pid, SIGKILL);
+                }
+            }
+        }
+        usleep(3000);
+    }
+    for (unsigned part = 0; part < count; ++part) {
+        Outcome &outcome = outcome_[part];
+        outcome.log = read_file(log[part]);
+        outcome.zip = parse_counters(outcome.log);
+        close(log[part]);
+        const bool good = outcome.code == 0 || (may_die_[part] && outcome.signal != 0);
+        if (!good || timed_out) {
+            const size_t skipped =
+                    outcome.log.size() > LOG_SHOWN ? outcome.log.size() - LOG_SHOWN : 0;
+            ADD_FAILURE() << "process " << "AB"[part]
+                          << (stacks[part].empty() ? "" : " did not end in time and")
+                          << " ended with code " << outcome.code << ", signal " << outcome.signal
+                          << ":\n"
+                          << outcome.log.substr(skipped) << stacks[part];
+        }
+    }
+}
+
+// ---- data
+
+void fill(void *buffer, size_t length, Data data, uint64_t seed)
+{
+    // A block repeated: its length divides no segment's, so that no two pieces are alike.
+    constexpr size_t BLOCK = 262156;
+    auto *bytes = static_cast<char *>(buffer);
+    const size_t block = std::min(length, BLOCK);
+    uint64_t state = seed * 0x2545f4914f6cdd1d + static_cast<uint64_t>(data);
+    if (data == Data::ZEROS) {
+        memset(bytes, 0, length);
+        return;
+    }
+    for (size_t i = 0; i < block; i += sizeof(uint64_t)) {
+        uint64_t word = 0;
+        if (data == Data::RANDOM) {
+            word = next_random(state);
+        } else if (data == Data::FP32) {
+            const float values[2] = {next_normal(state), next_normal(state)};
+            memcpy(&word, values, sizeof(word));
+        } else {
+            for (unsigned j = 0; j < 4; ++j) {
+                const float value = next_normal(state);
+                uint32_t bits;
+                memcpy(&bits, &value, sizeof(bits));
+                word |= static_cast<uint64_t>(bits >> 16) << (16 * j);
+            }
+        }
+        memcpy(bytes + i, &word, std::min(sizeof(word), block - i));
+    }
+    for (size_t i = block; i < length; i += BLOCK) {
+        memcpy(bytes + i, bytes, std::min(BLOCK, length - i));
+    }
+}
+
+Buffer::Buffer(size_t length, size_t misalignment)
+    : memory_(length + 2 * GUARD + 64), length_(length), offset_(GUARD)
+{
+    while (reinterpret_cast<uintptr_t>(memory_.data() + offset_) % 64 != misalignment % 64) {
+        ++offset_;
+    }
+    clear();
+}
+
+Buffer::Buffer(size_t length, Data content, uint64_t seed, size_t misalignment)
+    : Buffer(length, misalignment)
+{
+    fill(data(), length, content, seed);
+}
+
+void Buffer::clear()
+{
+    memset(memory_.data(), 0xc5, memory_.size());
+}
+
+testing::AssertionResult Buffer::holds(Data content, uint64_t seed)
+{
+    const auto is_guard = [](char c) { return c == static_cast<char>(0xc5); };
+    for (size_t i = 0; i < offset_; ++i) {
+        if (!is_guard(memory_[i])) {
+            return testing::AssertionFailure()
+                   << "written " << offset_ - i << " bytes before the buffer";
+        }
+    }
+    for (size_t i = offset_ + length_; i < memory_.size(); ++i) {
+        if (!is_guard(memory_[i])) {
+            return testing::AssertionFailure()
+                   << "written " << i - offset_ - length_ << " bytes after the end of the buffer";
+        }
+    }
+    std::vector<char> expected(length_);
+    fill(expected.data(), length_, content, seed);
+    if (memcmp(expected.data(), data(), length_) != 0) {
+        size_t first = 0, wrong = 0;
+        for (size_t i = length_; i-- > 0;) {
+            if (expected[i] != data()[i]) {
+                first = i;
+                ++wrong;
+            }
+        }
+        return testing::AssertionFailure() << wrong << " of " << length_
+                                           << " bytes are wrong, the first at " << first;
+    }
+    return testing::AssertionSuccess();
+}
+
+// ---- Worker
+
+Worker::Worker(uint64_t features, ucs_thread_mode_t threads)
+{
+    ucp_config_t *config;
+    require(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read");
+    ucp_params_t params = {};
+    params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
+    params.features = features;
+    params.name = "test";
+    require(ucp_init(&params, config, &context_), "ucp_init");
+    ucp_config_release(config);
+    ucp_worker_params_t worker_params = {};
+    worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+    worker_params.thread_mode = threads;
+    require(ucp_worker_create(context_, &worker_params, &worker_), "ucp_worker_create");
+    sleeps_ = (features & UCP_FEATURE_WAKEUP) != 0;
+}
+
+Worker::~Worker()
+{
+    ucp_worker_destroy(worker_);
+    ucp_cleanup(context_);
+}
+
+std::string Worker::address() const
+{
+    ucp_worker_attr_t attr = {};
+    attr.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS;
+    require(ucp_worker_query(worker_, &attr), "ucp_worker_query");
+    std::string address(reinterpret_cast<const char *>(attr.address), attr.address_length);
+    ucp_worker_release_address(worker_, attr.address);
+    return address;
+}
+
+Endpoint *Worker::connect(const std::string &address, ucp_err_handling_mode_t mode)
+{
+    endpoints_.push_back(std::make_unique<Endpoint>());
+    Endpoint *endpoint = endpoints_.back().get();
+    ucp_ep_params_t params = {};
+    params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
+    params.address = reinterpret_cast<const ucp_address_t *>(address.data());
+    params.err_mode = mode;
+    if (mode == UCP_ERR_HANDLING_MODE_PEER) {
+        params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLER;
+        params.err_handler.cb = on_endpoint_error;
+        params.err_handler.arg = endpoint;
+    }
+    require(ucp_ep_create(worker_, &params, &endpoint->ep), "ucp_ep_create");
+    return endpoint;
+}
+
+ucs_status_t Worker::close(Endpoint *endpoint, bool force)
+{
+    ucp_request_param_t param = {};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    param.flags = force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
+    const ucs_status_ptr_t request = ucp_ep_close_nbx(endpoint->ep, &param);
+    endpoint->ep = nullptr;
+    return wait(request);
+}
+
+// Arms and sleeps until an event, or until `other_fd` is readable. False if nothing came.
+bool Worker::sleep(std::chrono::milliseconds most, int other_fd)
+{
+    int fd;
+    require(ucp_worker_get_efd(worker_, &fd), "ucp_worker_get_efd");
+    const ucs_status_t status = ucp_worker_arm(worker_);
+    if (status == UCS_ERR_BUSY) {
+        return true;
+    }
+    require(status, "ucp_worker_arm");
+    pollfd fds[2] = {{fd, POLLIN, 0}, {other_fd, POLLIN, 0}};
+    return poll(fds, other_fd >= 0 ? 2 : 1, static_cast<int>(most.count())) > 0;
+}
+
+bool Worker::wait_until(const std::function<bool()> &done, std::chrono::milliseconds patience)
+{
+    const auto deadline = Clock::now() + patience;
+    for (unsigned i = 1; !done(); ++i) {
+        const unsigned count = progress();
+        if (count > 0) {
+            continue;
+        }
+        if (sleeps_) {
+            const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+                    deadline - Clock::now());
+            if (!sleep(std::max(left, std::chrono::milliseconds(0)), -1)) {
+                return done();
+            }
+        } else if (i % 64 == 0) {
+            if (Clock::now() > deadline) {
+                return done();
+            }
+            sched_yield();
+        }
+    }
+    return true;
+}
+
+ucs_status_t Worker::wait(ucs_status_ptr_t request)
+{
+    if (!UCS_PTR_IS_PTR(request)) {
+        return UCS_PTR_STATUS(request);
+    }
+    if (!wait_until([request] { return ucp_request_check_status(request) != UCS_INPROGRESS; })) {
+        ADD_FAILURE() << "a request did not end";
+        // what it reads or writes is about to go away
+        fflush(stdout);
+        raise(SIGABRT);
+    }
+    const ucs_status_t status = ucp_request_check_status(request);
+    ucp_request_free(request);
+    return status;
+}
+
+std::string Worker::serve(Channel &channel)
+{
+    const auto deadline = Clock::now() + PATIENCE;
+    while (!channel.readable()) {
+        if (progress() == 0) {
+            if (sleeps_) {
+                sleep(std::chrono::seconds(5), channel.fd());
+            } else {
+                sched_yield();
+            }
+        }
+        if (Clock::now() > deadline) {
+            ADD_FAILURE() << "the other process says nothing";
+            fflush(stdout);
+            raise(SIGABRT);
+        }
+    }
+    return channel.receive();
+}
+
+ucs_status_ptr_t Worker::tag_send(Endpoint *endpoint, const void *data, size_t length,
+                                  ucp_tag_t tag)
+{
+    const ucp_request_param_t param = {};
+    return ucp_tag_send_nbx(endpoint->ep, data, length, tag, &param);
+}
+
+ucs_status_ptr_t Worker::tag_receive(void *data, size_t length, ucp_tag_t tag)
+{
+    const ucp_request_param_t param = {};
+    return ucp_tag_recv_nbx(worker_, data, length, tag, ~ucp_tag_t(0), &param);
+}
+
+ucs_status_t Worker::flush()
+{
+    const ucp_request_param_t param = {};
+    return wait(ucp_worker_flush_nbx(worker_, &param));
+}
+
+ucs_status_t Worker::flush(Endpoint *endpoint)
+{
+    const ucp_request_param_t param = {};
+    return wait(ucp_ep_flush_nbx(endpoint->ep, &param));
+}
+
+// ---- Window
+
+Window::Window(Worker &worker, void *address, size_t length) : context_(worker.context())
+{
+    ucp_mem_map_params_t params = {};
+    params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+    params.address = address;
+    params.length = length;
+    require(ucp_mem_map(context_, &params, &memh_), "ucp_mem_map");
+}
+
+Window::~Window()
+{
+    ucp_mem_unmap(context_, memh_);
+}
+
+std::string Window::key() const
+{
+    void *buffer;
+    size_t length;
+    require(ucp_rkey_pack(context_, memh_, &buffer, &length), "ucp_rkey_pack");
+    std::string key(static_cast<const char *>(buffer), length);
+    ucp_rkey_buffer_release(buffer);
+    return key;
+}
+
+} // namespace zip::test
+
+int main(int argc, char **argv)
+{
+    testing::InitGoogleTest(&argc, argv);
+    return RUN_ALL_TESTS();
+}
