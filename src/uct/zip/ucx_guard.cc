@@ -17,6 +17,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -181,7 +182,8 @@ public:
     {
         ssize_t sent;
         do {
-            sent = ::write(fd_[1], address, size);
+            // Not write(): sanitizers would take that for an access of ours.
+            sent = syscall(SYS_write, fd_[1], address, size);
         } while (sent < 0 && errno == EINTR);
         if (sent != ssize_t(size)) {
             drain();
@@ -489,9 +491,10 @@ private:
             return nullptr;
         }
         for (size_t i = 0; link.next != head && i < LONGEST_LIST; ++i) {
-            const char *base = reinterpret_cast<const char *>(link.next) - list.offset;
-            if (reader_.text(base + name.offset) == wanted) {
-                return base;
+            const uintptr_t base =
+                    reinterpret_cast<uintptr_t>(link.next) - list.offset; // may be wild
+            if (reader_.text(reinterpret_cast<const void *>(base + name.offset)) == wanted) {
+                return reinterpret_cast<const char *>(base);
             }
             if (!reader_.read(link.next, link)) {
                 return nullptr;
@@ -1048,11 +1051,10 @@ private:
         const Extent extent = written_by(0, block, [](Block *attr) {
             uct_md_base_md_query(reinterpret_cast<MdAttr *>(attr));
         });
-        const Member first = MEMBER(MdAttr, max_alloc);
         const Member last = MEMBER(MdAttr, required_mem_flags);
-        if (extent.begin != first.offset || extent.end != last.offset + last.size) {
+        if (extent.begin != sizeof(MdAttr::field_mask) || extent.end != last.offset + last.size) {
             return fail("MdAttr: libuct fills bytes %zu to %zu, declared %zu to %zu", extent.begin,
-                        extent.end, first.offset, last.offset + last.size);
+                        extent.end, sizeof(MdAttr::field_mask), last.offset + last.size);
         }
         if (sizeof(MdAttr) - extent.end >= alignof(MdAttr)) {
             return fail("MdAttr: %zu bytes declared, of which libuct knows %zu", sizeof(MdAttr),

@@ -11,9 +11,11 @@ namespace zip {
 
 namespace {
 
-constexpr size_t MAX_QUEUED_PUTS = 256; // on an endpoint; further ones wait in UCP
-constexpr size_t MAX_IN_FLIGHT = 256;   // segments that are not acknowledged
-constexpr uint32_t MAX_WINDOW = 32;     // slots that one endpoint asks for
+constexpr size_t MAX_QUEUED_PUTS = 256;  // on an endpoint; further ones wait in UCP
+constexpr size_t MAX_IN_FLIGHT = 256;    // segments that are not acknowledged
+constexpr uint32_t MAX_WINDOW = 32;      // slots that one endpoint asks for
+constexpr size_t SEGMENT_ALIGNMENT = 16; // so that no element is cut in two
+constexpr size_t SEGMENT_TILE = 32768;   // 8192 values of four bytes
 constexpr unsigned MAX_BURST = 8; // segments a call of progress, so that receiving is not starved
 
 // Adds one finished operation to a completion, as UCT defines it.
@@ -141,7 +143,8 @@ ucs_status_t send_message(uct_ep_h lower_ep, wire::MessageType type, const void 
 
 size_t Ep::slot_payload() const
 {
-    return std::min(iface->segment_size, remote->slot_size() - ZIP_CODEC_MAX_GROWTH);
+    const size_t fits = std::min(iface->segment_size, remote->slot_size() - ZIP_CODEC_MAX_GROWTH);
+    return fits / SEGMENT_ALIGNMENT * SEGMENT_ALIGNMENT;
 }
 
 bool Ep::can_accept_put() const
@@ -189,7 +192,12 @@ bool Ep::prepare_segment()
         put.dtype = iface->choose_dtype(put.source, put.length);
         put.probed = true;
     }
-    segment.length = std::min(left, slot_payload());
+    // Equal pieces, so that the last one is not a scrap; whole tiles of the codec where there is
+    // room.
+    const size_t payload = slot_payload();
+    const size_t pieces = (left + payload - 1) / payload;
+    const size_t even = (left / pieces + SEGMENT_TILE - 1) / SEGMENT_TILE * SEGMENT_TILE;
+    segment.length = std::min({left, payload, even});
     segment.slot = credits.back();
 
     char *output;
@@ -365,6 +373,10 @@ void Ep::fail(ucs_status_t status, bool report)
     KeepAlive guard(this);
     failed = status;
     report_due = report;
+    if (in_waiting) {
+        std::erase(iface->waiting, this);
+        in_waiting = false;
+    }
     if (segment_buffer != nullptr) { // not given to the endpoint below
         complete(&segment_buffer->completion, UCS_OK);
         segment_buffer = nullptr;
@@ -453,7 +465,8 @@ unsigned Ep::control()
         const size_t useful =
                 std::min<size_t>(MAX_WINDOW, left / iface->segment_size + puts.size());
         if (left > iface->inline_max && useful > owned) {
-            const wire::Request request{{peer_id}, static_cast<uint32_t>(useful - owned)};
+            const wire::Request request{
+                    {peer_id}, static_cast<uint32_t>(useful - owned), this_process()};
             if (send_message(lower, wire::REQUEST, &request, sizeof(request)) != UCS_OK) {
                 return sent;
             }
@@ -555,6 +568,7 @@ void Ep::on_request(const char *data, size_t length)
         return;
     }
     wanted = request.wanted;
+    peer_process = request.process;
     if (!in_waiting) {
         grant_wanted();
     }
@@ -584,7 +598,7 @@ void Ep::on_grant(const char *data, size_t length)
             wire::read(data, length, grant) && grant.count > 0 &&
             grant.count <= wire::MAX_SLOTS_A_MESSAGE &&
             length - sizeof(grant) == grant.count * sizeof(uint32_t) + size_t(grant.rkey_length) &&
-            grant.slot_size > ZIP_CODEC_MAX_GROWTH && grant.slot_count > 0 &&
+            grant.slot_size >= ZIP_CODEC_MAX_GROWTH + SEGMENT_ALIGNMENT && grant.slot_count > 0 &&
             grant.rkey_length == (iface->md->lower_attr.flags & UCT_MD_FLAG_NEED_RKEY
                                           ? iface->md->lower_attr.rkey_packed_size
                                           : 0);
@@ -668,8 +682,9 @@ void Ep::on_segment(const char *data, size_t length)
     ++iface->counters.received_segments;
     iface->counters.received_bytes += message.length;
     ack_due = true;
-    // While another endpoint has no slot at all, this one gets along with what else it holds.
-    if (!is_inline && !iface->waiting.empty() && !lent.empty()) {
+    // Others wait for slots: this one goes to the first of them, and this endpoint's peer has to
+    // queue again.
+    if (!is_inline && !iface->waiting.empty()) {
         to_ack.pop_back();
         iface->release_slot(message.slot);
     }

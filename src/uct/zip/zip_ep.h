@@ -69,6 +69,7 @@ struct Ep {
     std::vector<uint32_t> to_ack; // slots to lend again with the next acknowledgement
     std::vector<uint32_t> to_grant;
     bool ack_due = false;
+    wire::ProcessId peer_process = {};
     uint32_t wanted = 0; // slots the peer asked for and has not got
     bool in_waiting = false;
     bool recall_due = false;

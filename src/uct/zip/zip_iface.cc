@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 namespace zip {
 
@@ -58,13 +59,14 @@ ucs_config_field_t iface_options_table[] = {
 
 namespace {
 
-constexpr uint32_t TX_BUFFERS = 8; // segments encoded and on their way, of an interface
+constexpr size_t MIN_SLOTS = 8; // of an interface's staging memory, both directions
 constexpr size_t SLOT_ALIGNMENT = 4096;
 constexpr size_t MIN_SEGMENT_SIZE = 4096;
 constexpr size_t MAX_SEGMENT_SIZE = size_t(1) << 30;
-constexpr uint32_t MIN_RING_SLOTS = 4;
+constexpr size_t MIN_RING_SLOTS = 4;
 constexpr size_t MIN_MESSAGE_SIZE = 1024; // of the transport below, for the largest control message
 constexpr size_t MAX_INLINE = 4096;
+constexpr std::chrono::milliseconds ORPHAN_CHECK(100);
 constexpr unsigned DEPART_ROUNDS = 1000; // of progress below when an interface closes
 
 ucs_status_t on_message(void *arg, void *data, size_t length, unsigned)
@@ -388,9 +390,9 @@ const char *wrong_option(const IfaceOptions *options)
     if (options->segment_size < MIN_SEGMENT_SIZE || options->segment_size > MAX_SEGMENT_SIZE) {
         return "UCX_ZIP_SEG_SIZE must be 4k to 1g";
     }
-    if (options->staging_size / (MIN_RING_SLOTS + TX_BUFFERS) <
+    if (options->staging_size / MIN_SLOTS <
         zip_codec_bound(options->segment_size) + SLOT_ALIGNMENT) {
-        return "UCX_ZIP_STAGING_SIZE must hold 12 segments: raise it, or lower UCX_ZIP_SEG_SIZE";
+        return "UCX_ZIP_STAGING_SIZE must hold 8 segments: raise it, or lower UCX_ZIP_SEG_SIZE";
     }
     if (!(options->bandwidth_ratio >= 1)) {
         return "UCX_ZIP_BW_RATIO must be at least 1";
@@ -498,20 +500,36 @@ unsigned Iface::progress()
         }
     }
     if (!waiting.empty() && !orphans.empty()) {
-        const auto now = std::chrono::steady_clock::now();
-        for (auto orphan = orphans.begin(); orphan != orphans.end();) {
-            if (now - orphan->second.since < ORPHAN_AGE) {
-                ++orphan;
-                continue;
-            }
-            const std::vector<uint32_t> slots = std::move(orphan->second.slots);
-            orphan = orphans.erase(orphan);
-            for (uint32_t slot : slots) {
-                release_slot(slot);
-            }
-        }
+        adopt_orphans();
     }
     return count;
+}
+
+// Takes back the slots of orphans whose writers are gone.
+void Iface::adopt_orphans()
+{
+    const auto now = std::chrono::steady_clock::now();
+    if (now - orphans_checked < ORPHAN_CHECK) {
+        return;
+    }
+    orphans_checked = now;
+    for (auto orphan = orphans.begin(); orphan != orphans.end();) {
+        if (may_still_write(orphan->second)) {
+            ++orphan;
+            continue;
+        }
+        const std::vector<uint32_t> slots = std::move(orphan->second.slots);
+        orphan = orphans.erase(orphan);
+        for (uint32_t slot : slots) {
+            release_slot(slot);
+        }
+    }
+}
+
+bool Iface::may_still_write(const Orphan &orphan) const
+{
+    return md->lower_rkey_ptr ? may_run(orphan.process)
+                              : std::chrono::steady_clock::now() - orphan.since < ORPHAN_AGE;
 }
 
 void Iface::activate(Ep *ep)
@@ -536,27 +554,33 @@ void Iface::remove(Ep *ep)
             release_slot(slot);
         }
     }
-    // Nothing more arrives on a broken connection, but a process that has the ring mapped may still
-    // write.
-    if (ep->lower_failed && !md->lower_rkey_ptr) {
-        for (uint32_t slot : ep->lent) {
-            release_slot(slot);
-        }
-    } else if (!ep->lent.empty()) {
-        orphans[ep->id] = {ep->lent, std::chrono::steady_clock::now()};
+    // Where one connection carries both directions, nothing arrives after it is closed.
+    std::vector<uint32_t> slots = std::exchange(ep->lent, {});
+    if (!slots.empty() && (!lower_connects_to_ep || md->lower_rkey_ptr)) {
+        orphans[ep->id] = {std::exchange(slots, {}), std::chrono::steady_clock::now(),
+                           ep->peer_process};
     }
     if (ep->lower != nullptr) {
         eps_by_lower.erase(ep->lower);
-        depart(ep->lower, ep->peer_id, ep->lower_failed || !ep->connected);
+        depart(ep->lower, ep->peer_id, ep->lower_failed || !ep->connected, std::move(slots));
         ep->lower = nullptr;
     }
+}
+
+uint32_t Iface::tx_slots() const
+{
+    if (md->lower_rkey_ptr) {
+        return 0; // encoded straight into the peer's ring
+    }
+    return static_cast<uint32_t>(
+            std::max(MIN_SLOTS - MIN_RING_SLOTS, options.staging_size / slot_size / 4));
 }
 
 SlotPool *Iface::receive_ring()
 {
     if (ring == nullptr) {
         // a full /dev/shm, or a limit of locked memory: fewer slots are slower, none is an error
-        for (size_t count = options.staging_size / slot_size - TX_BUFFERS; count >= MIN_RING_SLOTS;
+        for (size_t count = options.staging_size / slot_size - tx_slots(); count >= MIN_RING_SLOTS;
              count /= 2) {
             auto memory = StagingMemory::allocate(md, count * slot_size, "zip_ring");
             if (memory != nullptr) {
@@ -594,20 +618,28 @@ void Iface::recall_slots()
 TxBuffer *Iface::take_tx_buffer(uct_ep_h user)
 {
     if (tx_pool == nullptr) {
-        auto memory = StagingMemory::allocate(md, TX_BUFFERS * slot_size, "zip_tx");
+        const uint32_t count = tx_slots();
+        auto memory = StagingMemory::allocate(md, count * slot_size, "zip_tx");
         if (memory == nullptr) {
             zip_error("zip: no memory for staging; lower UCX_ZIP_SEG_SIZE");
             return nullptr;
         }
-        tx_pool = std::make_unique<SlotPool>(std::move(memory), slot_size, TX_BUFFERS);
-        for (uint32_t slot = 0; slot < TX_BUFFERS; ++slot) {
+        tx_pool = std::make_unique<SlotPool>(std::move(memory), slot_size, count);
+        for (uint32_t slot = 0; slot < count; ++slot) {
             tx_buffers.push_back(std::make_unique<TxBuffer>());
             tx_buffers.back()->iface = this;
             tx_buffers.back()->slot = slot;
             tx_buffers.back()->completion.func = on_put_done;
         }
     }
+    // A peer that does not read keeps buffers for as long: what it has is at most what is left, so
+    // that others go on.
+    const auto held = std::count_if(tx_buffers.begin(), tx_buffers.end(),
+                                    [user](const auto &buffer) { return buffer->user == user; });
     uint32_t slot;
+    if (held > 0 && held >= tx_pool->free_count()) {
+        return nullptr;
+    }
     if (!tx_pool->take(slot)) {
         return nullptr;
     }
@@ -646,10 +678,11 @@ zip_dtype_t Iface::choose_dtype(const void *data, size_t length) const
     return zip_codec_probe(data, length, &probe) == ZIP_OK ? probe.dtype : ZIP_DTYPE_BYTES;
 }
 
-void Iface::depart(uct_ep_h lower_ep, uint64_t peer_id, bool dead)
+void Iface::depart(uct_ep_h lower_ep, uint64_t peer_id, bool dead, std::vector<uint32_t> slots)
 {
     auto next = std::make_unique<Departing>();
-    *next = {lower_ep, peer_id, dead, false, {[](uct_completion_t *) {}, 1, UCS_OK}};
+    *next = {lower_ep,        peer_id, dead, false, {[](uct_completion_t *) {}, 1, UCS_OK},
+             std::move(slots)};
     departing.push_back(std::move(next));
 }
 
@@ -678,6 +711,9 @@ bool Iface::progress_departing(Departing &departing_ep)
     }
     uct_ep_destroy(departing_ep.lower);
     free_tx_buffers_of(departing_ep.lower);
+    for (uint32_t slot : departing_ep.slots) {
+        release_slot(slot);
+    }
     return true;
 }
 

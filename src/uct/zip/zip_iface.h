@@ -60,13 +60,16 @@ struct Departing {
     bool dead;        // the connection is broken: nothing to wait for
     bool flushing;
     uct_completion_t flushed;
+    std::vector<uint32_t> slots; // free again when the connection is closed
 };
 
-// Slots lent to the peer of an endpoint that is gone here: not used again until that peer says it
-// is gone too, or, should it never say so, for ORPHAN_AGE.
+// Slots lent to the peer of an endpoint that is gone here, which that peer may still write: not
+// used again until it says that it is gone too or, where it maps the ring, its process has ended,
+// or, where not even that can be known, for ORPHAN_AGE.
 struct Orphan {
     std::vector<uint32_t> slots;
     std::chrono::steady_clock::time_point since;
+    wire::ProcessId process;
 };
 constexpr std::chrono::seconds ORPHAN_AGE(60);
 
@@ -120,6 +123,9 @@ struct Iface {
     // Asks every endpoint that holds slots to give back those it does not use.
     void recall_slots();
 
+    // How many of the staging slots are for sending.
+    uint32_t tx_slots() const;
+    // A buffer for the endpoint below `user`, or NULL if it has to wait for one.
     TxBuffer *take_tx_buffer(uct_ep_h user);
     void free_tx_buffers_of(uct_ep_h user);
 
@@ -127,11 +133,14 @@ struct Iface {
     zip_dtype_t choose_dtype(const void *data, size_t length) const;
 
     // Takes over an endpoint below: says goodbye to `peer_id` unless `dead`, and destroys it from
-    // progress.
-    void depart(uct_ep_h lower_ep, uint64_t peer_id, bool dead);
+    // progress. Then `slots` are free.
+    void depart(uct_ep_h lower_ep, uint64_t peer_id, bool dead, std::vector<uint32_t> slots);
 
 private:
     bool progress_departing(Departing &departing_ep);
+    void adopt_orphans();
+    bool may_still_write(const Orphan &orphan) const;
+    std::chrono::steady_clock::time_point orphans_checked;
 };
 
 inline Iface *iface_of(uct_iface_h iface)

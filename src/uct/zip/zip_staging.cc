@@ -2,9 +2,66 @@
 // Staging memory: allocation, registration and mapping through the memory domain below.
 #include "uct/zip/zip_staging.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
 #include <new>
 
 namespace zip {
+
+namespace {
+
+uint64_t pid_namespace()
+{
+    struct stat info;
+    return stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;
+}
+
+// 0: no such process
+uint64_t start_time(uint32_t pid)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%u/stat", pid);
+    FILE *file = fopen(path, "r");
+    if (file == nullptr) {
+        return 0;
+    }
+    // the name in brackets may hold anything; the start time is the 20th field behind it
+    char line[1024];
+    const size_t length = fread(line, 1, sizeof(line) - 1, file);
+    fclose(file);
+    line[length] = 0;
+    const char *rest = strrchr(line, ')');
+    unsigned long long value = 0;
+    if (rest != nullptr) {
+        sscanf(rest + 1,
+               " %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu",
+               &value);
+    }
+    return value;
+}
+
+} // namespace
+
+wire::ProcessId this_process()
+{
+    const uint32_t pid = static_cast<uint32_t>(getpid());
+    static wire::ProcessId self = {}; // a child of fork() is another one
+    if (self.pid != pid) {
+        self = {pid_namespace(), start_time(pid), pid};
+    }
+    return self;
+}
+
+bool may_run(const wire::ProcessId &process)
+{
+    if (process.pid_namespace == 0 || process.pid_namespace != pid_namespace()) {
+        return true;
+    }
+    return start_time(process.pid) == process.start_time;
+}
 
 std::unique_ptr<StagingMemory> StagingMemory::allocate(Md *md, size_t length, const char *name)
 {

@@ -57,6 +57,11 @@ private:
     std::vector<uint32_t> free_;
 };
 
+// Name of this process for its peers, and whether a process so named may still run: true also where
+// that cannot be told.
+wire::ProcessId this_process();
+bool may_run(const wire::ProcessId &process);
+
 // A peer's ring: mapped here where the domain below allows that, otherwise written by puts.
 class RemoteRing {
 public:

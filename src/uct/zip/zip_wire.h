@@ -79,9 +79,18 @@ struct __attribute__((packed)) Header {
 
 constexpr unsigned MAX_SLOTS_A_MESSAGE = 64;
 
+// Names a process, for peers on the same machine: whether it still runs decides when memory that it
+// maps may be used anew.
+struct __attribute__((packed)) ProcessId {
+    uint64_t pid_namespace;
+    uint64_t start_time; // as /proc/PID/stat has it
+    uint32_t pid;
+};
+
 struct __attribute__((packed)) Request {
     Header header;
     uint32_t wanted;
+    ProcessId process;
 };
 
 // Followed by `count` slot numbers (u32) and `rkey_length` bytes of the ring's remote key.
