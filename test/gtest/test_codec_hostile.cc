@@ -308,7 +308,11 @@ TEST(CodecHeader, refuses_what_it_does_not_know)
     h.dtype = format::DTYPE_BYTES; // stored, but with a shape
     EXPECT_EQ(ZIP_ERR_CORRUPT, try_header(h));
     h = good;
-    h.tail_length += 2;
+    h.tail_length += 4; // more than there is
+    EXPECT_EQ(ZIP_ERR_CORRUPT, try_header(h));
+    victim.chunk.resize(victim.chunk.size() + 4);
+    EXPECT_EQ(ZIP_OK, try_header(h));
+    h.tail_length -= 2; // no multiple of 4
     EXPECT_EQ(ZIP_ERR_CORRUPT, try_header(h));
     for (uint64_t huge :
          {uint64_t(1) << 63, ~uint64_t(0), ~uint64_t(0) - 47, (uint64_t(1) << 63) - 1}) {
@@ -345,6 +349,38 @@ TEST(CodecHeader, a_coded_tile_longer_than_a_raw_one_is_refused)
     for (Coder coder : {Coder::SIMD, Coder::SCALAR})
         EXPECT_EQ(ZIP_ERR_CORRUPT,
                   cpu::decode(coder, chunk.data(), chunk.size(), back.data(), back.size()));
+}
+
+TEST(CodecHeader, more_codes_than_values_are_refused)
+{
+    // Counts that the tail has room for and the tile has not.
+    const uint32_t values = format::TILE_VALUES;
+    const format::Layout layout = format::layout_of(format::DTYPE_BF16, 2 * values);
+    for (uint32_t level = 0; level < format::LEVELS; ++level) {
+        for (uint16_t many : {uint16_t(2049), uint16_t(5000), uint16_t(6000)}) {
+            format::GroupCounts counts[format::TILE_GROUPS] = {};
+            uint32_t codes[format::LEVELS] = {};
+            for (uint32_t g = 0; g < format::TILE_GROUPS && format::coded_tile_words(codes) < 1000;
+                 ++g) {
+                counts[g].codes[level] = many;
+                codes[level] += many;
+            }
+            const uint32_t words = format::coded_tile_words(codes);
+            if (words > format::raw_tile_words(values))
+                continue;
+            Bytes chunk(layout.tail + format::TAIL_WORD * words, 0xff), back(2 * values);
+            format::ChunkHeader header =
+                    cpu::new_header(format::DTYPE_BF16, format::SHAPE_22228, 2 * values);
+            header.tail_length = format::TAIL_WORD * words;
+            memcpy(chunk.data(), &header, sizeof(header));
+            memcpy(&chunk[layout.counts], counts, sizeof(counts));
+            const uint64_t tile = format::tile_header(0, words, format::TILE_CODED);
+            memcpy(&chunk[layout.tile_headers], &tile, sizeof(tile));
+            for (Coder coder : {Coder::SIMD, Coder::SCALAR})
+                EXPECT_EQ(ZIP_ERR_CORRUPT,
+                          cpu::decode(coder, chunk.data(), chunk.size(), back.data(), back.size()));
+        }
+    }
 }
 
 TEST(CodecHeader, random_memory_is_no_chunk)

@@ -10,9 +10,6 @@
 
 namespace zip::cpu {
 
-using format::ChunkHeader;
-using format::HEADER_LENGTH;
-
 static_assert(int(ZIP_DTYPE_BYTES) == format::DTYPE_BYTES &&
               int(ZIP_DTYPE_BF16) == format::DTYPE_BF16 &&
               int(ZIP_DTYPE_FP32) == format::DTYPE_FP32);

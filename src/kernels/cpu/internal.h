@@ -10,6 +10,39 @@
 
 namespace zip::cpu {
 
+// The words of the format, for coders, which use little else.
+using format::BLOCK_VALUES;
+using format::BLOCK_WORDS;
+using format::ChunkHeader;
+using format::coded_tile_words;
+using format::div_up;
+using format::ESCAPE;
+using format::GROUP_BLOCKS;
+using format::GroupCounts;
+using format::HEADER_LENGTH;
+using format::Layout;
+using format::layout_of;
+using format::level1_bytes;
+using format::LEVELS;
+using format::MAX_CODED_LENGTH;
+using format::RANK_RAW;
+using format::raw_tile_words;
+using format::TABLE_SYMBOLS;
+using format::TAIL_WORD;
+using format::TILE_GROUPS;
+using format::tile_header;
+using format::tile_mode;
+using format::tile_offset;
+using format::TILE_VALUES;
+using format::tile_words;
+using format::TileSymbols;
+using format::value_at;
+using format::value_size;
+using format::WORD_VALUES;
+using enum format::Dtype;
+using enum format::Shape;
+using enum format::TileMode;
+
 // Copies from memory that somebody else may be writing, so that the copy alone is used afterwards:
 // the barrier keeps the compiler from reading the source again instead of the copy.
 inline void snapshot(void *dst, const void *src, size_t n)

@@ -63,19 +63,14 @@ double coded_ratio(uint8_t dtype, uint64_t length, double bits)
     return (double(l.tail) + double(l.values) * bits / 8) / double(length);
 }
 
-} // namespace
-} // namespace zip::cpu
-
-zip_status_t zip_codec_probe(const void *src, size_t length, zip_probe_t *probe_p)
+zip_status_t probe(const void *src, size_t length, zip_probe_t *probe_p)
 {
-    using namespace zip::cpu;
-
     if ((src == nullptr && length != 0) || probe_p == nullptr)
         return ZIP_ERR_INVALID_PARAM;
 
     const auto *const bytes = static_cast<const uint8_t *>(src);
     const bool all = length <= PIECES * PIECE;
-    const size_t pieces = all ? zip::format::div_up(length, PIECE) : PIECES;
+    const size_t pieces = all ? format::div_up(length, PIECE) : PIECES;
     double bf16_bits = 0, fp32_bits = 0, words = 0;
     for (size_t part = 0; part < pieces; part += PART_PIECES) {
         Histogram h;
@@ -105,4 +100,12 @@ zip_status_t zip_codec_probe(const void *src, size_t length, zip_probe_t *probe_
     }
     probe_p->confidence = float(std::min(gap / SURE_GAP, 1.0) * std::min(words / SURE_WORDS, 1.0));
     return ZIP_OK;
+}
+
+} // namespace
+} // namespace zip::cpu
+
+zip_status_t zip_codec_probe(const void *src, size_t length, zip_probe_t *probe_p)
+{
+    return zip::cpu::probe(src, length, probe_p);
 }

@@ -9,8 +9,6 @@
 namespace zip::cpu {
 namespace {
 
-using namespace format; // NOLINT: this file is the format's transcription
-
 // A stream of bits, least significant first.
 struct Bits {
     uint8_t byte[TILE_VALUES / 8] = {};

@@ -29,8 +29,6 @@ zip_status_t DecodeTiles(const format::ChunkHeader &header, const uint8_t *src, 
 #else
 
 namespace hn = hwy::HWY_NAMESPACE;
-using namespace format; // NOLINT: every other word below is of the format
-
 // A vector holds a nibble for each of at most 128 values of a stripe of 256.
 using Bytes = hn::CappedTag<uint8_t, 64>;
 using Halves = hn::Repartition<uint16_t, Bytes>;
@@ -54,12 +52,15 @@ private:
     uint64_t mask_;
 };
 #else
-// Hacker's Delight, 2nd edition, 7-4 and 7-5: bit i of the distance that each bit moves is parallel
-// prefix i.
+// Few bits one by one. Many as in Hacker's Delight, 2nd edition, 7-4 and 7-5: each bit moves by the
+// number of zeros of the mask below it, by 1, 2, 4, ... in turn; move_[i] are the bits that move by
+// 2^i.
 class BitSelector {
 public:
-    explicit HWY_INLINE BitSelector(uint64_t mask) : mask_(mask)
+    explicit HWY_INLINE BitSelector(uint64_t mask) : mask_(mask), few_(hwy::PopCount(mask) <= FEW)
     {
+        if (few_)
+            return;
         uint64_t m = mask, zeros = ~mask << 1;
         for (int i = 0; i < 6; ++i) {
             uint64_t parity = zeros;
@@ -72,6 +73,13 @@ public:
     }
     HWY_INLINE uint64_t compress(uint64_t x) const
     {
+        if (few_) {
+            uint64_t bits = 0;
+            int n = 0;
+            for (uint64_t m = mask_; m != 0; m &= m - 1)
+                bits |= uint64_t((x & m & (0 - m)) != 0) << n++;
+            return bits;
+        }
         x &= mask_;
         for (int i = 0; i < 6; ++i) {
             const uint64_t moving = x & move_[i];
@@ -81,13 +89,21 @@ public:
     }
     HWY_INLINE uint64_t expand(uint64_t x) const
     {
+        if (few_) {
+            uint64_t bits = 0;
+            for (uint64_t m = mask_; m != 0; m &= m - 1, x >>= 1)
+                bits |= m & (0 - m) & (0 - (x & 1));
+            return bits;
+        }
         for (int i = 5; i >= 0; --i)
             x = (x & ~move_[i]) | (x << (1 << i) & move_[i]);
         return x & mask_;
     }
 
 private:
+    static constexpr size_t FEW = 6; // level 3 of normal data has 2 of 64
     uint64_t mask_, move_[6];
+    bool few_;
 };
 #endif
 
@@ -512,13 +528,11 @@ public:
         raw_ = at;
         memset(taken_, 0, sizeof(taken_));
 
-        // Resolve level 4 while only level 3's codes need looking at.
+        // Resolve level 4 while only level 3's codes need looking at. What is behind the last of
+        // them does no harm: nothing takes it.
         uint32_t n4 = 0;
         for (uint32_t i = 0; i < codes[1]; i += 64) {
-            const uint64_t valid =
-                    codes[1] - i < 64 ? (uint64_t(1) << (codes[1] - i)) - 1 : ~uint64_t(0);
-            const uint64_t y0 = get_bits(level3[0], i, 64) & valid,
-                           y1 = get_bits(level3[1], i, 64) & valid;
+            const uint64_t y0 = get_bits(level3[0], i, 64), y1 = get_bits(level3[1], i, 64);
             const uint64_t is3 = y0 & y1;
             const BitSelector at4(is3);
             const uint64_t code[3] = {(y0 & ~is3) | at4.expand(get_bits(level4[0], n4, 64)),
