@@ -14,16 +14,17 @@ public:
     // Stays loaded until the process ends: UCX does not like to be unloaded.
     explicit LoadedUcx(const std::string &folder)
     {
-        // Each finds the earlier ones loaded, so the folder need not be in the search path. libucm
-        // and libucs use each other: hence lazily and global.
-        for (const char *name : {"ucm", "ucs", "uct"}) {
-            void *handle = open(folder, std::string("lib") + name);
-            if (handle == nullptr) {
-                return;
-            }
-            (name == std::string("ucs") ? ucs_ : name == std::string("uct") ? uct_ : ucm_) = handle;
+        // A local copy, as a Python package loads its own, if it finds its other libraries by
+        // itself. Otherwise those first, lazily and globally: libucm and libucs use each other.
+        uct_ = open(folder, "libuct", RTLD_LOCAL);
+        if (uct_ == nullptr && open(folder, "libucm", RTLD_GLOBAL) != nullptr &&
+            open(folder, "libucs", RTLD_GLOBAL) != nullptr) {
+            uct_ = open(folder, "libuct", RTLD_GLOBAL);
         }
-        inside_ucs_ = dlsym(ucs_, "ucs_status_string");
+        if (uct_ != nullptr) {
+            ucs_ = open(folder, "libucs", RTLD_LOCAL);
+            inside_ucs_ = ucs_ != nullptr ? dlsym(ucs_, "ucs_status_string") : nullptr;
+        }
     }
 
     bool loaded() const { return inside_ucs_ != nullptr; }
@@ -43,7 +44,7 @@ public:
 
 private:
     // libucs.so.0 as installed, or libucs-1a2b3c4d.so.0.0.0 as auditwheel renames it.
-    void *open(const std::string &folder, const std::string &name)
+    void *open(const std::string &folder, const std::string &name, int scope)
     {
         glob_t files{};
         for (const char *pattern : {".so.0", "-*.so*"}) {
@@ -55,7 +56,7 @@ private:
             error_ = "no " + name + " in " + folder;
             return nullptr;
         }
-        void *handle = dlopen(files.gl_pathv[0], RTLD_LAZY | RTLD_GLOBAL);
+        void *handle = dlopen(files.gl_pathv[0], RTLD_LAZY | scope);
         globfree(&files);
         if (handle == nullptr) {
             error_ = dlerror();
@@ -63,7 +64,7 @@ private:
         return handle;
     }
 
-    void *ucm_ = nullptr, *ucs_ = nullptr, *uct_ = nullptr;
+    void *ucs_ = nullptr, *uct_ = nullptr;
     const void *inside_ucs_ = nullptr;
     std::string error_;
 };

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: BSD-3-Clause
 # Gives the guard wrong copies of ucx_abi.h, one at a time, and wants each refused in one line that
-# names the culprit. Every copy is a program and a process of its own.
+# names the culprit. Every copy is a program and a process of its own: about 0.8 s of processor time.
 #
 # ZIP_TEST_UCX_LIB: folder of the UCX to test against, required. Optional: ZIP_TEST_UCX_INCLUDE (its
 # headers, by default ../include), CXX, JOBS, and a folder to build in as the argument.
@@ -66,7 +66,7 @@ refused 'MdOps::detect_memory_type' swap MdOps detect_memory_type mem_elem_pack
 refused 'MdOps::close' insert MdOps close
 refused 'MdOps::mem_reg' insert MdOps mem_reg
 
-refused 'MdAttr::max_alloc' swap MdAttr max_alloc max_reg
+refused 'MdAttr::max_reg' swap MdAttr max_alloc max_reg
 refused 'MdAttr::flags' swap MdAttr flags reg_mem_types
 refused 'MdAttr::reg_nonblock_mem_types' swap MdAttr reg_nonblock_mem_types cache_mem_types
 refused 'MdAttr::detect_mem_types' swap MdAttr gva_mem_types detect_mem_types

@@ -195,7 +195,6 @@ struct PerfAttr {
 };
 
 constexpr int EP_OP_PUT_ZCOPY = 5; // of the operations that PerfAttr::operation names
-constexpr int EP_OP_LAST = 15;
 
 struct InternalOps {
     Slot iface_query_v2;

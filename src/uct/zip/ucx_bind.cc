@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <sys/stat.h>
 
 #include <cstring>
 #include <vector>
@@ -14,15 +15,15 @@
 // undefined.
 #if defined(__x86_64__)
 #define ZIP_STUB(name)                                                                             \
-    asm(".text\n.balign 16\n.globl " #name "\n.hidden " #name "\n.type " #name                     \
+    asm(".pushsection .text\n.balign 16\n.globl " #name "\n.hidden " #name "\n.type " #name        \
         ",@function\n" #name ":\n  jmp *zip_ucx_slot_" #name "(%rip)\n.size " #name ", .-" #name   \
-        "\n");
+        "\n.popsection\n");
 #elif defined(__aarch64__)
 #define ZIP_STUB(name)                                                                             \
-    asm(".text\n.balign 16\n.globl " #name "\n.hidden " #name "\n.type " #name                     \
+    asm(".pushsection .text\n.balign 16\n.globl " #name "\n.hidden " #name "\n.type " #name        \
         ",%function\n" #name ":\n  adrp x16, zip_ucx_slot_" #name                                  \
         "\n  ldr x16, [x16, :lo12:zip_ucx_slot_" #name "]\n"                                       \
-        "  br x16\n.size " #name ", .-" #name "\n");
+        "  br x16\n.size " #name ", .-" #name "\n.popsection\n");
 #else
 #error "no call stub for this processor: add one here"
 #endif
@@ -150,6 +151,14 @@ std::string folder(const std::string &path)
     return slash == std::string::npos ? "." : path.substr(0, slash);
 }
 
+// By what the file system says: one folder may go by several paths, such as /lib and /usr/lib.
+bool same_folder(const std::string &a, const std::string &b)
+{
+    struct stat x, y;
+    return stat(folder(a).c_str(), &x) == 0 && stat(folder(b).c_str(), &y) == 0 &&
+           x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 struct Object {
     std::string path;
     const void *base; // as dladdr reports it
@@ -216,8 +225,7 @@ bool bind(const void *caller, std::string &why)
     // resolve to this libucs.
     Object uct_object{"", nullptr};
     for (const Object &object : loaded_objects()) {
-        if (folder(object.path) == folder(ucs_info.dli_fname) &&
-            object.base != ucs_info.dli_fbase &&
+        if (same_folder(object.path, ucs_info.dli_fname) && object.base != ucs_info.dli_fbase &&
             LoadedObject(object.path.c_str()).symbol("uct_component_register", object.base) !=
                     nullptr) {
             uct_object = object;

@@ -46,15 +46,11 @@ struct Member {
     size_t word() const { return offset / sizeof(void *); }
 };
 
-#define MEMBER(type, field)                                                                        \
-    Member                                                                                         \
-    {                                                                                              \
-#type "::" #field, offsetof(type, field), sizeof(type::field)                              \
-    }
+#define MEMBER(type, field) (Member{#type "::" #field, offsetof(type, field), sizeof(type::field)})
 
 // ---- Traps
 
-constexpr size_t TRAPS = 128; // words in a structure of traps: more than any structure tested so
+constexpr size_t TRAPS = 128; // words in a structure of traps: more than any tested this way
 constexpr size_t DECOY = TRAPS - 1;
 constexpr size_t NOT_CALLED = SIZE_MAX;
 constexpr size_t TRAP_ARGS = 6; // as many as travel in registers on every processor
@@ -712,40 +708,40 @@ private:
         uct_ep_h new_ep;
         int fd;
 
-        using Ops = uct_iface_ops_t;
         return (am_short_iov == nullptr ||
-                calls("uct_base_ep_am_short_iov", MEMBER(Ops, ep_am_short), {ep},
+                calls("uct_base_ep_am_short_iov", MEMBER(uct_iface_ops, ep_am_short), {ep},
                       [&] { am_short_iov(ep, 0, buffer, 0); })) &&
-               forwards("uct_ep_check", uct_ep_check_address(), MEMBER(Ops, ep_check), ep, 0,
-                        nullptr) &&
-               calls("uct_ep_create", MEMBER(Ops, ep_create), {&ep_params, &new_ep},
+               forwards("uct_ep_check", uct_ep_check_address(), MEMBER(uct_iface_ops, ep_check), ep,
+                        0, nullptr) &&
+               calls("uct_ep_create", MEMBER(uct_iface_ops, ep_create), {&ep_params, &new_ep},
                      [&] { uct_ep_create(&ep_params, &new_ep); }) &&
-               forwards("uct_ep_connect", uct_ep_connect_address(), MEMBER(Ops, ep_connect), ep,
-                        buffer) &&
+               forwards("uct_ep_connect", uct_ep_connect_address(),
+                        MEMBER(uct_iface_ops, ep_connect), ep, buffer) &&
                forwards("uct_ep_disconnect", uct_ep_disconnect_address(),
-                        MEMBER(Ops, ep_disconnect), ep, 0) &&
-               forwards("uct_ep_destroy", uct_ep_destroy, MEMBER(Ops, ep_destroy), ep) &&
-               forwards("uct_ep_get_address", uct_ep_get_address, MEMBER(Ops, ep_get_address), ep,
-                        ep_addr) &&
+                        MEMBER(uct_iface_ops, ep_disconnect), ep, 0) &&
+               forwards("uct_ep_destroy", uct_ep_destroy, MEMBER(uct_iface_ops, ep_destroy), ep) &&
+               forwards("uct_ep_get_address", uct_ep_get_address,
+                        MEMBER(uct_iface_ops, ep_get_address), ep, ep_addr) &&
                forwards("uct_ep_connect_to_ep", uct_ep_connect_to_ep_address(),
-                        MEMBER(Ops, ep_connect_to_ep), ep, device_addr, ep_addr) &&
-               forwards("uct_iface_accept", uct_iface_accept_address(), MEMBER(Ops, iface_accept),
-                        iface, buffer) &&
-               forwards("uct_iface_reject", uct_iface_reject_address(), MEMBER(Ops, iface_reject),
-                        iface, buffer) &&
+                        MEMBER(uct_iface_ops, ep_connect_to_ep), ep, device_addr, ep_addr) &&
+               forwards("uct_iface_accept", uct_iface_accept_address(),
+                        MEMBER(uct_iface_ops, iface_accept), iface, buffer) &&
+               forwards("uct_iface_reject", uct_iface_reject_address(),
+                        MEMBER(uct_iface_ops, iface_reject), iface, buffer) &&
                forwards("uct_iface_event_fd_get", uct_iface_event_fd_get,
-                        MEMBER(Ops, iface_event_fd_get), iface, &fd) &&
-               forwards("uct_iface_event_arm", uct_iface_event_arm, MEMBER(Ops, iface_event_arm),
-                        iface, 0) &&
-               forwards("uct_iface_close", uct_iface_close, MEMBER(Ops, iface_close), iface) &&
-               forwards("uct_iface_query", uct_iface_query, MEMBER(Ops, iface_query), iface,
-                        &attr) &&
+                        MEMBER(uct_iface_ops, iface_event_fd_get), iface, &fd) &&
+               forwards("uct_iface_event_arm", uct_iface_event_arm,
+                        MEMBER(uct_iface_ops, iface_event_arm), iface, 0) &&
+               forwards("uct_iface_close", uct_iface_close, MEMBER(uct_iface_ops, iface_close),
+                        iface) &&
+               forwards("uct_iface_query", uct_iface_query, MEMBER(uct_iface_ops, iface_query),
+                        iface, &attr) &&
                forwards("uct_iface_get_device_address", uct_iface_get_device_address,
-                        MEMBER(Ops, iface_get_device_address), iface, device_addr) &&
+                        MEMBER(uct_iface_ops, iface_get_device_address), iface, device_addr) &&
                forwards("uct_iface_get_address", uct_iface_get_address,
-                        MEMBER(Ops, iface_get_address), iface, iface_addr) &&
+                        MEMBER(uct_iface_ops, iface_get_address), iface, iface_addr) &&
                forwards("uct_iface_is_reachable", uct_iface_is_reachable_address(),
-                        MEMBER(Ops, iface_is_reachable), iface, device_addr, iface_addr);
+                        MEMBER(uct_iface_ops, iface_is_reachable), iface, device_addr, iface_addr);
     }
 
     bool internal_slots()
@@ -1040,6 +1036,9 @@ private:
 
     bool occupies(Member field, Extent extent)
     {
+        if (extent.end == 0) {
+            return fail("%s: libuct does not fill it", field.name);
+        }
         return (extent.begin == field.offset && extent.end == field.offset + field.size) ||
                fail("%s: libuct fills bytes %zu to %zu, declared %zu to %zu", field.name,
                     extent.begin, extent.end, field.offset, field.offset + field.size);
@@ -1286,7 +1285,7 @@ private:
                reachable_scope(probe);
     }
 
-    // Without statistics nothing has to be cleaned up; the clean-up would follow the worker.
+    // Not cleaned up: that would follow the worker, and without statistics nothing is held.
     bool base_ep(BaseIfaceProbe &probe)
     {
         BaseEp ep{};
