@@ -416,7 +416,7 @@ void receive_pass(Session &session, const Announced &set, Arena &arena, const js
 
     Watch watch(session, peer, nullptr);
     while (pass.received().done < pass.received().posted) {
-        peer.progress();
+        peer.spin();
         watch.turn(pass.received().done);
     }
     for (size_t i = 0; i < set.sizes.size(); ++i) {
@@ -433,7 +433,7 @@ void receive_pass(Session &session, const Announced &set, Arena &arena, const js
     }
     peer.send(pass.sent(), kDoneTag | number, &number, sizeof(number));
     while (pass.sent().done < pass.sent().posted) {
-        peer.progress();
+        peer.spin();
         watch.turn(pass.sent().done);
     }
 
@@ -570,7 +570,7 @@ private:
                 peer.send(sent, message_tag(number, next), message.data, message.size);
                 ++next;
             }
-            peer.progress();
+            peer.spin();
             if (sent.status != UCS_OK) {
                 session_.oob().check_peer();
                 throw Error("UCX could not send (UCX_TLS=" + peer.tls() +

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <sched.h>
 #include <string>
 
 namespace tools {
@@ -46,6 +47,20 @@ public:
     std::string endpoint_transports() const;
 
     unsigned progress() { return ucp_worker_progress(worker_); }
+
+    // For loops that spin: after a few turns in which nothing happened, lets others run. Where more
+    // processes spin than there are cores, the one that has work would otherwise wait for a whole
+    // time slice again and again. Seen on 2 cores with a load of 6: zip at 0.3 times plain without
+    // this, 1.4 with it, and plain gains, too. On an idle machine it costs nothing measurable.
+    void spin()
+    {
+        if (progress() > 0) {
+            idle_turns_ = 0;
+        } else if (++idle_turns_ > kIdleTurns) {
+            idle_turns_ = 0;
+            sched_yield();
+        }
+    }
     // UCS_OK until UCX reports that the peer is lost.
     ucs_status_t endpoint_status() const { return endpoint_status_; }
 
@@ -60,6 +75,8 @@ public:
     void force_close();
 
 private:
+    static constexpr unsigned kIdleTurns = 5; // 0 to 20 do; 200 is too late
+
     static void on_send(void *request, ucs_status_t status, void *user);
     static void on_receive(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info,
                            void *user);
@@ -71,6 +88,7 @@ private:
     ucp_worker_h worker_ = nullptr;
     ucp_ep_h ep_ = nullptr;
     ucs_status_t endpoint_status_ = UCS_OK;
+    unsigned idle_turns_ = 0;
 };
 
 } // namespace tools

@@ -77,12 +77,10 @@ struct MemRegParams {
 };
 
 struct MemDeregParams {
-    enum : uint64_t { MEMH = 1u << 0, FLAGS = 1u << 1, COMPLETION = 1u << 2 };
-    enum : unsigned { INVALIDATE = 1u << 0 };
+    enum : uint64_t { MEMH = 1u << 0 };
     uint64_t field_mask;
     unsigned flags;
-    uct_mem_h memh;
-    uct_completion_t *comp;
+    uct_mem_h memh; // a completion, for domains that invalidate remote keys, follows
 };
 
 // One transport of a component.
