@@ -174,6 +174,9 @@ ZIP_HOST_DEVICE constexpr Layout layout_of(uint8_t dtype, uint64_t length)
 {
     Layout l{};
     const uint64_t size = value_size(dtype);
+    if (size == 0) {
+        return l;
+    }
     l.values = length / size;
     l.trailing = length % size;
     l.blocks = div_up(l.values, BLOCK_VALUES);

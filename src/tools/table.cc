@@ -42,7 +42,7 @@ void Table::print(FILE *out) const
         for (size_t i = 0; i < width.size(); ++i) {
             const std::string &cell = rows_[r][i];
             const std::string pad(width[i] - cell.size(), ' ');
-            line += (i == 0) ? cell + pad : "  " + pad + cell;
+            line.append(i == 0 ? "" : "  ").append(i == 0 ? cell : pad).append(i == 0 ? pad : cell);
         }
         std::fprintf(out, "%s\n", line.c_str());
         if (r == 0) {

@@ -68,7 +68,8 @@ inline bool choose_symbols(const uint8_t *exponents, uint32_t values, format::Ti
     // Four histograms, since successive increments of one counter would wait for each other.
     alignas(64) uint16_t h[4][256];
     memset(h, 0, sizeof(h));
-    const uint32_t step = sample_step(values), samples = values / step;
+    const uint32_t step = sample_step(values);
+    const uint32_t samples = values / step; // NOLINT(*DivideZero): a step is at least 1
     uint32_t j = 0;
     if (step == 8) { // a whole tile; the places repeat every eight steps
         for (; j + 8 <= samples; j += 8) {

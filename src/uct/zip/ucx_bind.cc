@@ -126,6 +126,9 @@ public:
                 break;
             }
         }
+        if (symbols == nullptr || strings == nullptr || relocations == nullptr) {
+            return defined;
+        }
         for (size_t i = 0; i < size / sizeof(*relocations); ++i) {
             const ElfW(Rela) &relocation = relocations[i];
             if (ELF64_R_TYPE(relocation.r_info) == GLOB_DAT &&
