@@ -60,7 +60,10 @@ void require(ucs_status_t status, const char *what)
 }
 
 struct Async {
-    Async() { require(ucs_async_context_create(UCS_ASYNC_MODE_THREAD_SPINLOCK, &context), "async"); }
+    Async()
+    {
+        require(ucs_async_context_create(UCS_ASYNC_MODE_THREAD_SPINLOCK, &context), "async");
+    }
     ~Async() { ucs_async_context_destroy(context); }
     ucs_async_context_t *context;
 };
@@ -246,10 +249,10 @@ private:
         std::string address(of_peer.attr.ep_addr_len, 0);
         auto *ep_address = reinterpret_cast<uct_ep_addr_t *>(address.data());
         require(uct_ep_get_address(peer, ep_address), "uct_ep_get_address");
-        require(uct_ep_connect_to_ep(ep,
-                                     reinterpret_cast<const uct_device_addr_t *>(
-                                             of_peer.device_address.data()),
-                                     ep_address),
+        require(uct_ep_connect_to_ep(
+                        ep,
+                        reinterpret_cast<const uct_device_addr_t *>(of_peer.device_address.data()),
+                        ep_address),
                 "uct_ep_connect_to_ep");
     }
 
@@ -263,8 +266,9 @@ private:
 // The victim, an interface of zip, and the enemy, one of the transport below.
 class Battle {
 public:
-    Battle() : victim("zip"), friend_of_victim("zip"), enemy("tcp"), pair(friend_of_victim, victim),
-               pair_out(victim, friend_of_victim)
+    Battle()
+        : victim("zip"), friend_of_victim("zip"), enemy("tcp"), pair(friend_of_victim, victim),
+          pair_out(victim, friend_of_victim)
     {
         for (uint8_t type = 0; type < MESSAGE_TYPE_LAST; ++type) {
             handlers_[type] = {this, type};
@@ -279,8 +283,7 @@ public:
         params.field_mask = UCT_EP_PARAM_FIELD_IFACE | UCT_EP_PARAM_FIELD_DEV_ADDR |
                             UCT_EP_PARAM_FIELD_IFACE_ADDR;
         params.iface = enemy.iface;
-        params.dev_addr =
-                reinterpret_cast<const uct_device_addr_t *>(victim.device_address.data());
+        params.dev_addr = reinterpret_cast<const uct_device_addr_t *>(victim.device_address.data());
         params.iface_addr = reinterpret_cast<const uct_iface_addr_t *>(lower.data());
         require(uct_ep_create(&params, &to_victim_), "uct_ep_create of the enemy");
         new_endpoint();
@@ -531,8 +534,11 @@ TEST(HostilePeer, TruncatedMessagesAreRefused)
         const struct {
             MessageType type;
             size_t size;
-        } types[] = {{REQUEST, sizeof(Request)}, {GRANT, sizeof(Grant)}, {SEGMENT, sizeof(Segment)},
-                     {ACK, sizeof(Ack)},         {RETURN, sizeof(Ack)}};
+        } types[] = {{REQUEST, sizeof(Request)},
+                     {GRANT, sizeof(Grant)},
+                     {SEGMENT, sizeof(Segment)},
+                     {ACK, sizeof(Ack)},
+                     {RETURN, sizeof(Ack)}};
         for (const auto &type : types) {
             for (size_t length : {sizeof(Header), type.size - 1}) {
                 std::string message(length, 0);
@@ -731,8 +737,8 @@ TEST(HostilePeer, PutsThatItNeverServesEndWithAnError)
             puts = flushes = 0;
             uct_completion_t put = {[](uct_completion_t *) { ++puts; }, 1, UCS_OK};
             uct_completion_t flush = {[](uct_completion_t *) { ++flushes; }, 1, UCS_OK};
-            EXPECT_EQ(UCS_INPROGRESS, uct_ep_put_zcopy(battle.ep, &iov, 1, target.address(),
-                                                       rkey.rkey, &put));
+            EXPECT_EQ(UCS_INPROGRESS,
+                      uct_ep_put_zcopy(battle.ep, &iov, 1, target.address(), rkey.rkey, &put));
             EXPECT_EQ(UCS_INPROGRESS, uct_ep_flush(battle.ep, 0, &flush));
             std::string message;
             EXPECT_TRUE(battle.receive(REQUEST, message));
@@ -843,8 +849,7 @@ TEST(Addresses, OtherVersionsAreUnreachable)
         for (size_t i = 0; i < sizeof(Version); ++i) {
             Rkey other = memory.key;
             reinterpret_cast<char *>(&other)[i] ^= 1;
-            EXPECT_EQ(UCS_ERR_UNREACHABLE,
-                      uct_rkey_unpack(battle.victim.component, &other, &rkey));
+            EXPECT_EQ(UCS_ERR_UNREACHABLE, uct_rkey_unpack(battle.victim.component, &other, &rkey));
         }
 
         std::string address(battle.victim.attr.ep_addr_len, 0);
@@ -853,11 +858,11 @@ TEST(Addresses, OtherVersionsAreUnreachable)
             ASSERT_EQ(UCS_OK, uct_ep_get_address(battle.ep, reinterpret_cast<uct_ep_addr_t *>(
                                                                     address.data())));
             address[i] ^= 1;
-            EXPECT_TRUE(UCS_STATUS_IS_ERR(uct_ep_connect_to_ep(
-                    ep,
-                    reinterpret_cast<const uct_device_addr_t *>(
-                            battle.victim.device_address.data()),
-                    reinterpret_cast<const uct_ep_addr_t *>(address.data()))))
+            EXPECT_TRUE(UCS_STATUS_IS_ERR(
+                    uct_ep_connect_to_ep(ep,
+                                         reinterpret_cast<const uct_device_addr_t *>(
+                                                 battle.victim.device_address.data()),
+                                         reinterpret_cast<const uct_ep_addr_t *>(address.data()))))
                     << "byte " << i;
         }
         uct_ep_destroy(ep);

@@ -72,11 +72,14 @@ public:
         may_die_[part] = true;
         return *this;
     }
-    void run(const Part &a, const Part &b = {});
+    // False in a process whose part is another run's: there is no outcome to look at.
+    bool run(const Part &a, const Part &b = {});
+    // Whether this process executes a part, rather than the test as a whole.
+    static bool is_part();
     const Outcome &outcome(unsigned part) const { return outcome_[part]; }
 
 private:
-    void start(unsigned part, int channel, int log);
+    void start(unsigned run, unsigned part, int channel, int log);
     [[noreturn]] static void run_here(const Part &part);
 
     Env env_[2];
@@ -108,6 +111,19 @@ private:
     size_t offset_;
 };
 
+// What zip has below, and how it is connected there.
+struct Wire {
+    const char *name;
+    Env env;
+    bool shared_memory;
+};
+extern const std::vector<Wire> WIRES;
+void PrintTo(const Wire &wire, std::ostream *stream);
+// Shared memory offers error handling of peers only when told to.
+extern const Env PEER_ERRORS;
+// `base` and what of `more` is not in it.
+Env operator+(Env base, const Env &more);
+
 struct Endpoint {
     ucp_ep_h ep = nullptr;
     ucs_status_t error = UCS_OK; // what its error callback was told
@@ -118,7 +134,7 @@ struct Endpoint {
 class Worker {
 public:
     static constexpr uint64_t FEATURES = UCP_FEATURE_TAG | UCP_FEATURE_AM | UCP_FEATURE_RMA;
-    static constexpr std::chrono::seconds PATIENCE{30};
+    static constexpr std::chrono::seconds PATIENCE{20};
 
     explicit Worker(uint64_t features = FEATURES,
                     ucs_thread_mode_t threads = UCS_THREAD_MODE_SINGLE);
@@ -138,7 +154,8 @@ public:
     void sleep_in_waits(bool on) { sleeps_ = on; }
     unsigned progress() { return ucp_worker_progress(worker_); }
     // Progress until `done`. False: out of patience.
-    bool wait_until(const std::function<bool()> &done, std::chrono::milliseconds patience = PATIENCE);
+    bool wait_until(const std::function<bool()> &done,
+                    std::chrono::milliseconds patience = PATIENCE);
     // Progress until the request has ended; releases it.
     ucs_status_t wait(ucs_status_ptr_t request);
     // Progress until the other process says something on its channel; returns that.

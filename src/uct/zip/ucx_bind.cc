@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 // One slot a function, and a stub of the function's own name that jumps to what the slot holds. The
@@ -54,12 +55,14 @@ struct Entry {
     const char *name;
     void **slot;
     Kind kind;
+    void *stub; // of a function
 };
 
 const Entry entries[] = {
-#define ZIP_UCX_FUNCTION(library, name) {library, #name, &zip_ucx_slot_##name, FUNCTION},
-#define ZIP_UCX_DATA(library, type, name) {library, #name, (void **)&name##_p, DATA},
-#define ZIP_UCX_OPTIONAL(library, name) {library, #name, &name##_slot, OPTIONAL},
+#define ZIP_UCX_FUNCTION(library, name)                                                            \
+    {library, #name, &zip_ucx_slot_##name, FUNCTION, reinterpret_cast<void *>(name)},
+#define ZIP_UCX_DATA(library, type, name) {library, #name, (void **)&name##_p, DATA, nullptr},
+#define ZIP_UCX_OPTIONAL(library, name) {library, #name, &name##_slot, OPTIONAL, nullptr},
 #include "uct/zip/ucx_symbols.h"
 };
 
@@ -199,6 +202,26 @@ std::vector<Object> loaded_objects()
         return name##_slot;                                                                        \
     }
 #include "uct/zip/ucx_symbols.h"
+
+void use_own_parsers(ucs_config_field_t *table)
+{
+    const auto own = [](auto *&function) {
+        for (const Entry &entry : entries) {
+            if (entry.stub != nullptr && entry.stub == reinterpret_cast<void *>(function)) {
+                function =
+                        reinterpret_cast<std::remove_reference_t<decltype(function)>>(*entry.slot);
+            }
+        }
+    };
+    for (ucs_config_field_t *field = table; field->name != nullptr; ++field) {
+        own(field->parser.read);
+        own(field->parser.write);
+        own(field->parser.clone);
+        own(field->parser.release);
+        own(field->parser.help);
+        own(field->parser.doc);
+    }
+}
 
 bool bound_to(const void *caller)
 {

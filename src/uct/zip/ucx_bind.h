@@ -32,6 +32,10 @@ bool bind(const void *caller, std::string &why);
 // Whether `caller` lies in the libucs that bind() chose. False before bind().
 bool bound_to(const void *caller);
 
+// Replaces the stubs in an option table by UCX's own functions: its parser tells kinds of options
+// apart by comparing their addresses. After bind().
+void use_own_parsers(ucs_config_field_t *table);
+
 // Path of the libuct that bind() chose, for messages.
 const char *library_path();
 

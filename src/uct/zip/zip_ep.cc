@@ -204,6 +204,11 @@ bool Ep::prepare_segment()
     if (remote->mapped()) {
         output = remote->mapped_slot(segment.slot);
     } else {
+        if (iface->send_buffers() == nullptr) {
+            zip_error("zip: no memory for staging; lower UCX_ZIP_STAGING_SIZE");
+            fail(UCS_ERR_NO_MEMORY, true);
+            return false;
+        }
         segment_buffer = iface->take_tx_buffer(lower);
         if (segment_buffer == nullptr) {
             return false;
@@ -377,6 +382,7 @@ void Ep::fail(ucs_status_t status, bool report)
         std::erase(iface->waiting, this);
         in_waiting = false;
     }
+    return_unlent_slots();
     if (segment_buffer != nullptr) { // not given to the endpoint below
         complete(&segment_buffer->completion, UCS_OK);
         segment_buffer = nullptr;
@@ -404,9 +410,9 @@ bool Ep::has_work() const
     if (failed != UCS_OK) {
         return report_due;
     }
-    return connected &&
-           (ack_due || !to_ack.empty() || !to_grant.empty() || recall_due || stage != Stage::IDLE ||
-            can_prepare() || (recalled && puts.empty()) || (!pending.empty() && can_accept_put()));
+    return connected && (bye_due || ack_due || !to_ack.empty() || !to_grant.empty() || recall_due ||
+                         stage != Stage::IDLE || can_prepare() || (recalled && puts.empty()) ||
+                         (!pending.empty() && can_accept_put()));
 }
 
 // Sends what control messages are due. Returns how many went.
@@ -418,6 +424,17 @@ unsigned Ep::control()
         return 0;
     }
 
+    if (bye_due) {
+        const wire::Header bye{peer_id};
+        if (send_message(lower, wire::BYE, &bye, sizeof(bye)) != UCS_OK) {
+            return sent;
+        }
+        bye_due = false;
+        ++sent;
+    }
+    if (peer_gone) {
+        return sent;
+    }
     while (ack_due || !to_ack.empty()) {
         const wire::Ack ack{{peer_id}, received_sequence, 0};
         if (send_slots(lower, wire::ACK, ack, to_ack, no_tail, &lent) != UCS_OK) {
@@ -540,8 +557,15 @@ void Ep::grant_wanted()
         refuse(0, UCS_ERR_NO_MEMORY, "no memory for staging; see UCX_ZIP_STAGING_SIZE");
         return;
     }
-    // A peer that is alone may have a quarter of what is free at a time, so that others find some.
-    const uint32_t fair = std::max(1u, ring->free_count() / 4);
+    // A peer that is alone may have a quarter of what is free at a time, so that others find some,
+    // and never more than a window.
+    const size_t held = lent.size() + to_ack.size() + to_grant.size();
+    if (held >= MAX_WINDOW) {
+        wanted = 0;
+        return;
+    }
+    const uint32_t fair = std::min(std::max(1u, ring->free_count() / 4),
+                                   MAX_WINDOW - static_cast<uint32_t>(held));
     uint32_t slot;
     for (uint32_t i = 0; i < fair && wanted > 0 && ring->take(slot); ++i) {
         to_grant.push_back(slot);
@@ -740,27 +764,49 @@ void Ep::on_return(const char *data, size_t length)
 
 void Ep::on_refuse(const char *data, size_t length)
 {
+    // Only what refuse() sends is believed: UCP gives a meaning to some others.
+    static constexpr ucs_status_t known[] = {UCS_ERR_INVALID_ADDR, UCS_ERR_INVALID_PARAM,
+                                             UCS_ERR_IO_ERROR, UCS_ERR_NO_MEMORY};
     wire::Refuse message;
     ucs_status_t status = UCS_ERR_REJECTED;
-    if (wire::read(data, length, message) &&
-        UCS_STATUS_IS_ERR(static_cast<ucs_status_t>(message.status)) &&
-        message.status > UCS_ERR_LAST) {
-        status = static_cast<ucs_status_t>(message.status);
+    if (wire::read(data, length, message)) {
+        for (ucs_status_t candidate : known) {
+            status = message.status == candidate ? candidate : status;
+        }
     }
     zip_error("zip: endpoint %p: the peer refused a segment: %s", static_cast<void *>(this),
               ucs_status_string(status));
     fail(status, true);
 }
 
-void Ep::on_bye()
+// Slots that this endpoint has and its peer may not write.
+void Ep::return_unlent_slots()
 {
-    peer_gone = true;
-    ack_due = recall_due = false;
-    for (std::vector<uint32_t> *slots : {&lent, &to_ack, &to_grant}) {
+    for (std::vector<uint32_t> *slots : {&to_ack, &to_grant}) {
         for (uint32_t slot : std::exchange(*slots, {})) {
             iface->release_slot(slot);
         }
     }
+}
+
+// The peer writes no more, and neither does this endpoint: the peer is told so, because UCP may
+// keep an endpoint for long whose peer has gone, and the slots that the peer lent would be lost to
+// others meanwhile.
+void Ep::on_bye()
+{
+    peer_gone = true;
+    ack_due = recall_due = recalled = false;
+    wanted = 0;
+    bye_due = connected && lower != nullptr && !lower_failed;
+    if (in_waiting) {
+        std::erase(iface->waiting, this);
+        in_waiting = false;
+    }
+    for (uint32_t slot : std::exchange(lent, {})) {
+        iface->release_slot(slot);
+    }
+    return_unlent_slots();
+    control();
     if (puts_acked != puts_posted) {
         fail(UCS_ERR_CONNECTION_RESET, true);
     }

@@ -74,7 +74,9 @@ struct Ep {
     bool in_waiting = false;
     bool recall_due = false;
     bool recall_sent = false;
+    std::chrono::steady_clock::time_point recalled_at;
     bool peer_gone = false;
+    bool bye_due = false;
 
     unsigned progress();
     bool has_work() const;
@@ -109,6 +111,7 @@ private:
     void on_return(const char *data, size_t length);
     void on_refuse(const char *data, size_t length);
     void on_bye();
+    void return_unlent_slots();
     bool take_credits(const char *slots, uint32_t count, size_t available);
     void refuse(uint64_t sequence, ucs_status_t status, const char *why);
 };

@@ -66,7 +66,8 @@ constexpr size_t MAX_SEGMENT_SIZE = size_t(1) << 30;
 constexpr size_t MIN_RING_SLOTS = 4;
 constexpr size_t MIN_MESSAGE_SIZE = 1024; // of the transport below, for the largest control message
 constexpr size_t MAX_INLINE = 4096;
-constexpr std::chrono::milliseconds ORPHAN_CHECK(100);
+constexpr std::chrono::milliseconds RECLAIM_INTERVAL(100);
+constexpr std::chrono::seconds RECALL_LIMIT(30);
 constexpr unsigned DEPART_ROUNDS = 1000; // of progress below when an interface closes
 
 ucs_status_t on_message(void *arg, void *data, size_t length, unsigned)
@@ -268,6 +269,11 @@ ucs_status_t event_arm(uct_iface_h iface, unsigned events)
 {
     // what waits for room below would be forgotten until the next event
     if (iface_of(iface)->progress() > 0) {
+        return UCS_ERR_BUSY;
+    }
+    // Memory below gives no event when a full queue of messages has room again.
+    if (iface_of(iface)->md->lower_rkey_ptr &&
+        (!iface_of(iface)->active.empty() || !iface_of(iface)->departing.empty())) {
         return UCS_ERR_BUSY;
     }
     return uct_iface_event_arm(iface_of(iface)->lower, events);
@@ -499,20 +505,30 @@ unsigned Iface::progress()
             departing.push_back(std::move(next));
         }
     }
-    if (!waiting.empty() && !orphans.empty()) {
-        adopt_orphans();
+    if (!waiting.empty()) {
+        reclaim_slots();
     }
     return count;
 }
 
-// Takes back the slots of orphans whose writers are gone.
-void Iface::adopt_orphans()
+// While endpoints wait for slots: takes back those of orphans whose writers are gone, and ends
+// endpoints whose peers keep theirs.
+void Iface::reclaim_slots()
 {
     const auto now = std::chrono::steady_clock::now();
-    if (now - orphans_checked < ORPHAN_CHECK) {
+    if (now - reclaimed_at < RECLAIM_INTERVAL) {
         return;
     }
-    orphans_checked = now;
+    reclaimed_at = now;
+    for (auto &[id, ep] : eps) {
+        if (ep->recall_sent && !ep->lent.empty() && ep->failed == UCS_OK &&
+            now - ep->recalled_at > RECALL_LIMIT) {
+            zip_error("zip: endpoint %p: its peer holds staging slots that others wait for",
+                      static_cast<void *>(ep));
+            ep->fail(UCS_ERR_TIMED_OUT, true);
+            break; // UCP may have changed the table
+        }
+    }
     for (auto orphan = orphans.begin(); orphan != orphans.end();) {
         if (may_still_write(orphan->second)) {
             ++orphan;
@@ -607,21 +623,22 @@ void Iface::release_slot(uint32_t slot)
 void Iface::recall_slots()
 {
     for (auto &[id, ep] : eps) {
-        if (!ep->lent.empty() && !ep->recall_sent) {
+        const bool holds = !ep->lent.empty() || !ep->to_ack.empty() || !ep->to_grant.empty();
+        if (holds && !ep->recall_sent && ep->failed == UCS_OK) {
             ep->recall_sent = true;
-            ep->recall_due = true;
+            ep->recall_due = true; // goes out behind the slots that are to be lent
+            ep->recalled_at = std::chrono::steady_clock::now();
             activate(ep);
         }
     }
 }
 
-TxBuffer *Iface::take_tx_buffer(uct_ep_h user)
+SlotPool *Iface::send_buffers()
 {
     if (tx_pool == nullptr) {
         const uint32_t count = tx_slots();
         auto memory = StagingMemory::allocate(md, count * slot_size, "zip_tx");
         if (memory == nullptr) {
-            zip_error("zip: no memory for staging; lower UCX_ZIP_SEG_SIZE");
             return nullptr;
         }
         tx_pool = std::make_unique<SlotPool>(std::move(memory), slot_size, count);
@@ -632,6 +649,11 @@ TxBuffer *Iface::take_tx_buffer(uct_ep_h user)
             tx_buffers.back()->completion.func = on_put_done;
         }
     }
+    return tx_pool.get();
+}
+
+TxBuffer *Iface::take_tx_buffer(uct_ep_h user)
+{
     // A peer that does not read keeps buffers for as long: what it has is at most what is left, so
     // that others go on.
     const auto held = std::count_if(tx_buffers.begin(), tx_buffers.end(),
@@ -719,6 +741,7 @@ bool Iface::progress_departing(Departing &departing_ep)
 
 void init_tl()
 {
+    ucx::use_own_parsers(iface_options_table);
     iface_options_table[0].parser.arg = ucx::uct_iface_config_table_p;
 
     const auto unsupported = reinterpret_cast<void *>(+[] { return UCS_ERR_UNSUPPORTED; });

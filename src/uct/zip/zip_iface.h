@@ -125,7 +125,10 @@ struct Iface {
 
     // How many of the staging slots are for sending.
     uint32_t tx_slots() const;
-    // A buffer for the endpoint below `user`, or NULL if it has to wait for one.
+    // The buffers, or NULL if they cannot be allocated.
+    SlotPool *send_buffers();
+    // After send_buffers(): a buffer for the endpoint below `user`, or NULL if it has to wait for
+    // one.
     TxBuffer *take_tx_buffer(uct_ep_h user);
     void free_tx_buffers_of(uct_ep_h user);
 
@@ -138,9 +141,9 @@ struct Iface {
 
 private:
     bool progress_departing(Departing &departing_ep);
-    void adopt_orphans();
+    void reclaim_slots();
     bool may_still_write(const Orphan &orphan) const;
-    std::chrono::steady_clock::time_point orphans_checked;
+    std::chrono::steady_clock::time_point reclaimed_at;
 };
 
 inline Iface *iface_of(uct_iface_h iface)

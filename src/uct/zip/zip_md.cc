@@ -444,6 +444,7 @@ void Md::unpin(Region *region)
 
 void init_component()
 {
+    ucx::use_own_parsers(md_options_table);
     md_options_table[1].parser.arg = ucx::ucs_memory_type_names_p;
 
     for (void **slot = reinterpret_cast<void **>(&md_ops);

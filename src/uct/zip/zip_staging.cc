@@ -45,6 +45,28 @@ uint64_t start_time(uint32_t pid)
 
 } // namespace
 
+// Whether [address, address + length) is shared memory mapped for writing that begins at `address`.
+// A peer names the place of its ring, and the domain below adds that to where it mapped the peer's
+// memory without asking how long it is.
+static bool begins_shared_mapping(const void *address, size_t length)
+{
+    FILE *maps = fopen("/proc/self/maps", "r");
+    if (maps == nullptr) {
+        return false;
+    }
+    bool found = false;
+    char line[512];
+    while (!found && fgets(line, sizeof(line), maps) != nullptr) {
+        unsigned long long start, end;
+        char permissions[5];
+        found = sscanf(line, "%llx-%llx %4s", &start, &end, permissions) == 3 &&
+                start == reinterpret_cast<uintptr_t>(address) && end - start >= length &&
+                permissions[1] == 'w' && permissions[3] == 's';
+    }
+    fclose(maps);
+    return found;
+}
+
 wire::ProcessId this_process()
 {
     const uint32_t pid = static_cast<uint32_t>(getpid());
@@ -158,6 +180,10 @@ std::unique_ptr<RemoteRing> RemoteRing::open(Md *md, uint64_t address, size_t sl
         void *mapping;
         if ((status = uct_rkey_ptr(md->lower_component, &ring->bundle_, address, &mapping)) !=
             UCS_OK) {
+            return nullptr;
+        }
+        if (!begins_shared_mapping(mapping, slot_size * count)) {
+            status = UCS_ERR_INVALID_ADDR;
             return nullptr;
         }
         ring->mapping_ = static_cast<char *>(mapping);
