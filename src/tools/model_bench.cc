@@ -205,12 +205,7 @@ public:
         check_interrupted();
         session_.oob().check_peer();
         if (peer_.endpoint_status() != UCS_OK) {
-            // A process that died is better told by its control connection: give that a moment.
-            const double until = now + 0.2;
-            while (now_s() < until) {
-                session_.oob().check_peer();
-                sched_yield();
-            }
+            prefer_end_of_peer();
             throw Error("UCX lost the connection to the peer (UCX_TLS=" + peer_.tls() +
                         "): " + ucs_status_string(peer_.endpoint_status()));
         }
@@ -236,7 +231,20 @@ public:
         }
     }
 
+    // Call before reporting an error of UCX: that the peer's process died is better told by its
+    // control connection, which may be the later of the two to notice. Throws if it does so within
+    // a moment.
+    void prefer_end_of_peer()
+    {
+        const double until = now_s() + kMoment;
+        while (now_s() < until) {
+            session_.oob().check_peer();
+            sched_yield();
+        }
+    }
+
 private:
+    static constexpr double kMoment = 0.2;
     static constexpr double kLookEvery = 0.02;
     static constexpr double kPatience = 30.0;
     static constexpr uint64_t kMoved = 1 << 20;
@@ -422,7 +430,7 @@ void receive_pass(Session &session, const Announced &set, Arena &arena, const js
     for (size_t i = 0; i < set.sizes.size(); ++i) {
         const UcpPeer::Receive &receive = pass.receive(i);
         if (receive.status != UCS_OK || receive.length != set.sizes[i]) {
-            session.oob().check_peer();
+            watch.prefer_end_of_peer();
             throw Error(receive.status != UCS_OK
                                 ? "UCX could not receive tensor " + set.name(i) + " (UCX_TLS=" +
                                           peer.tls() + "): " + ucs_status_string(receive.status)
@@ -572,7 +580,7 @@ private:
             }
             peer.spin();
             if (sent.status != UCS_OK) {
-                session_.oob().check_peer();
+                watch.prefer_end_of_peer();
                 throw Error("UCX could not send (UCX_TLS=" + peer.tls() +
                             "): " + ucs_status_string(sent.status));
             }

@@ -276,7 +276,7 @@ public:
                     "uct_iface_set_am_handler");
         }
         // behind the victim's own address is that of the transport below
-        IfaceAddress head;
+        IfaceAddress head = {};
         EXPECT_TRUE(read(victim.address.data(), victim.address.size(), head));
         uct_ep_params_t params = {};
         const std::string lower = victim.address.substr(sizeof(head), head.lower_length);

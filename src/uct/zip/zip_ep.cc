@@ -415,33 +415,37 @@ bool Ep::has_work() const
                          (!pending.empty() && can_accept_put()));
 }
 
-// Sends what control messages are due. Returns how many went.
+// Sends what control messages are due, until one finds no room below. Returns how many went.
 unsigned Ep::control()
 {
-    unsigned sent = 0;
     static const std::vector<char> no_tail;
+    unsigned sent = 0;
+    const auto went = [this, &sent](ucs_status_t status) {
+        sent += status == UCS_OK;
+        if (status != UCS_OK && status != UCS_ERR_NO_RESOURCE) {
+            fail(status, true);
+        }
+        return status == UCS_OK;
+    };
     if (lower == nullptr) {
         return 0;
     }
-
     if (bye_due) {
         const wire::Header bye{peer_id};
-        if (send_message(lower, wire::BYE, &bye, sizeof(bye)) != UCS_OK) {
+        if (!went(send_message(lower, wire::BYE, &bye, sizeof(bye)))) {
             return sent;
         }
         bye_due = false;
-        ++sent;
     }
     if (peer_gone) {
         return sent;
     }
     while (ack_due || !to_ack.empty()) {
         const wire::Ack ack{{peer_id}, received_sequence, 0};
-        if (send_slots(lower, wire::ACK, ack, to_ack, no_tail, &lent) != UCS_OK) {
+        if (!went(send_slots(lower, wire::ACK, ack, to_ack, no_tail, &lent))) {
             return sent;
         }
         ack_due = false;
-        ++sent;
     }
     while (!to_grant.empty()) {
         SlotPool *ring = iface->ring.get();
@@ -452,42 +456,39 @@ unsigned Ep::control()
                                 ring->count(),
                                 0,
                                 static_cast<uint32_t>(rkey.size())};
-        if (send_slots(lower, wire::GRANT, grant, to_grant, rkey, &lent) != UCS_OK) {
+        if (!went(send_slots(lower, wire::GRANT, grant, to_grant, rkey, &lent))) {
             return sent;
         }
-        ++sent;
     }
     if (recall_due) {
         const wire::Header recall{peer_id};
-        if (send_message(lower, wire::RECALL, &recall, sizeof(recall)) != UCS_OK) {
+        if (!went(send_message(lower, wire::RECALL, &recall, sizeof(recall)))) {
             return sent;
         }
         recall_due = false;
-        ++sent;
     }
     if (recalled && puts.empty()) {
         do {
             const wire::Ack give_back{{peer_id}, 0, 0};
-            if (send_slots(lower, wire::RETURN, give_back, credits, no_tail, nullptr) != UCS_OK) {
+            if (!went(send_slots(lower, wire::RETURN, give_back, credits, no_tail, nullptr))) {
                 return sent;
             }
-            ++sent;
         } while (!credits.empty());
         recalled = false;
     }
     if (!requested && !puts.empty() && credits.empty()) {
-        const Put &put = puts.front();
-        const size_t left = put.length - put.done;
-        const size_t owned = credits_in_use;
+        const size_t left = puts.front().length - puts.front().done;
         const size_t useful =
                 std::min<size_t>(MAX_WINDOW, left / iface->segment_size + puts.size());
-        if (left > iface->inline_max && useful > owned) {
+        if (left <= iface->inline_max) {
+            return sent;
+        }
+        if (useful > credits_in_use) {
             const wire::Request request{
-                    {peer_id}, static_cast<uint32_t>(useful - owned), this_process()};
-            if (send_message(lower, wire::REQUEST, &request, sizeof(request)) != UCS_OK) {
+                    {peer_id}, static_cast<uint32_t>(useful - credits_in_use), this_process()};
+            if (!went(send_message(lower, wire::REQUEST, &request, sizeof(request)))) {
                 return sent;
             }
-            ++sent;
         }
         requested = true; // or none needed: the slots in use come back
     }

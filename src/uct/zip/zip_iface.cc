@@ -744,11 +744,7 @@ void init_tl()
     ucx::use_own_parsers(iface_options_table);
     iface_options_table[0].parser.arg = ucx::uct_iface_config_table_p;
 
-    const auto unsupported = reinterpret_cast<void *>(+[] { return UCS_ERR_UNSUPPORTED; });
-    for (void **slot = reinterpret_cast<void **>(&internal_ops);
-         slot < reinterpret_cast<void **>(&internal_ops + 1); ++slot) {
-        *slot = unsupported;
-    }
+    fill_unsupported(internal_ops);
     internal_ops.iface_query_v2 =
             reinterpret_cast<ucx::Slot>(reinterpret_cast<void *>(uct_iface_base_query_v2));
     internal_ops.iface_estimate_perf = estimate_perf;
@@ -757,10 +753,7 @@ void init_tl()
     internal_ops.iface_is_reachable_v2 = is_reachable;
     internal_ops.ep_is_connected = ep_is_connected;
 
-    for (void **slot = reinterpret_cast<void **>(&iface_ops);
-         slot < reinterpret_cast<void **>(&iface_ops + 1); ++slot) {
-        *slot = unsupported;
-    }
+    fill_unsupported(iface_ops);
     iface_ops.ep_put_zcopy = ep_put_zcopy;
     iface_ops.ep_pending_add = ep_pending_add;
     iface_ops.ep_pending_purge = ep_pending_purge;

@@ -447,10 +447,7 @@ void init_component()
     ucx::use_own_parsers(md_options_table);
     md_options_table[1].parser.arg = ucx::ucs_memory_type_names_p;
 
-    for (void **slot = reinterpret_cast<void **>(&md_ops);
-         slot < reinterpret_cast<void **>(&md_ops + 1); ++slot) {
-        *slot = reinterpret_cast<void *>(+[] { return UCS_ERR_UNSUPPORTED; });
-    }
+    fill_unsupported(md_ops);
     md_ops.close = md_close;
     md_ops.query = md_query;
     md_ops.mem_reg = mem_reg;

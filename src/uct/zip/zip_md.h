@@ -65,6 +65,17 @@ struct Rkey {
     uint64_t region;
 };
 
+// Sets every slot of an operation table to a function that answers "unsupported"; those that later
+// releases of UCX append too.
+template <class Ops>
+void fill_unsupported(Ops &ops)
+{
+    const auto unsupported = reinterpret_cast<void *>(+[] { return UCS_ERR_UNSUPPORTED; });
+    for (size_t i = 0; i < sizeof(ops) / sizeof(void *); ++i) {
+        reinterpret_cast<void **>(&ops)[i] = unsupported;
+    }
+}
+
 // Fills the component's operations. Before registration.
 void init_component();
 

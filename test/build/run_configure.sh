@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+# What configure says to a UCX that is missing or too old, and that the codec builds without any UCX.
+# usage: run_configure.sh PREFIX_OF_UCX   (configure exists; nothing is written to the source folder)
+set -u
+top=$(cd "$(dirname "$0")/../.." && pwd)
+ucx=$(cd "$1" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+# configure NAME ARGUMENT...: runs configure in a folder of its own; output in $work/NAME.log
+configure() {
+    local name=$1
+    shift
+    mkdir -p "$work/$name"
+    (cd "$work/$name" && "$top/configure" "$@") >"$work/$name.log" 2>&1
+}
+
+# refused NAME TEXT ARGUMENT...: configure fails and its one error line has TEXT
+refused() {
+    local name=$1 text=$2 lines
+    shift 2
+    if configure "$name" "$@"; then
+        echo "not ok - $name: configure accepted it"
+        failed=1
+        return
+    fi
+    lines=$(grep -c 'error:' "$work/$name.log")
+    if [ "$lines" = 1 ] && grep 'error:' "$work/$name.log" | grep -qF -- "$text"; then
+        echo "ok - $name: $(grep 'error:' "$work/$name.log")"
+    else
+        echo "not ok - $name: $lines error lines, wanted one with '$text'"
+        tail -n 5 "$work/$name.log" | sed 's/^/#   /'
+        failed=1
+    fi
+}
+
+refused "no UCX there" "run contrib/setup" --with-ucx="$work/nothing"
+
+mkdir -p "$work/old/lib"
+cp -r "$ucx/include" "$work/old/include"
+sed -i 's/^#define UCP_API_MINOR .*/#define UCP_API_MINOR 21/' "$work/old/include/ucp/api/ucp_version.h"
+refused "UCX 1.21" "UCX 1.21 in $work/old is too old: 1.22 or later is needed" --with-ucx="$work/old"
+
+mkdir -p "$work/bare/lib"
+cp -r "$ucx/include" "$work/bare/include"
+rm "$work/bare/include/uct/api/uct.h"
+refused "UCX without transport headers" "lacks uct/api/uct.h" --with-ucx="$work/bare"
+
+if configure "codec only" --without-ucx && grep -q 'UCX plugin (libuct_zip) *no' "$work/codec only.log" &&
+    make -C "$work/codec only" -j"$(nproc)" >"$work/make.log" 2>&1 &&
+    [ -f "$work/codec only/src/kernels/.libs/libzipcodec.so.0" ]; then
+    echo "ok - the codec builds without UCX"
+else
+    echo "not ok - the codec does not build without UCX"
+    tail -n 5 "$work/codec only.log" "$work/make.log" 2>/dev/null | sed 's/^/#   /'
+    failed=1
+fi
+exit $failed
