@@ -489,8 +489,8 @@ void Iface::start_progress()
 unsigned Iface::progress()
 {
     unsigned count = 0;
-    for (size_t i = active.size(); i > 0 && !active.empty();
-         --i) { // each once: progress may add them again
+    // each once: progress may add them again
+    for (size_t i = active.size(); i > 0 && !active.empty(); --i) {
         Ep *ep = active.front();
         active.pop_front();
         ep->in_active = false;
@@ -561,14 +561,6 @@ void Iface::remove(Ep *ep)
     eps.erase(ep->id);
     if (ep->in_active) {
         std::erase(active, ep);
-    }
-    if (ep->in_waiting) {
-        std::erase(waiting, ep);
-    }
-    for (std::vector<uint32_t> *slots : {&ep->to_ack, &ep->to_grant}) { // not lent again yet
-        for (uint32_t slot : *slots) {
-            release_slot(slot);
-        }
     }
     // Where one connection carries both directions, nothing arrives after it is closed.
     std::vector<uint32_t> slots = std::exchange(ep->lent, {});
