@@ -4,6 +4,7 @@
 
 #include <sys/random.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -217,15 +218,18 @@ Below choose_below(const char *option)
     return {};
 }
 
-bool user_names_zip()
+// Whether the user asked for zip by name and has not been told yet why there is none. UCX asks for
+// resources several times.
+bool must_explain()
 {
+    static std::atomic<bool> explained = false;
     const char *tls = getenv("UCX_TLS");
     if (tls == nullptr || tls[0] == '^') {
         return false;
     }
     for (const std::string &name : split(tls)) {
         if (name == "zip" || name == "\\zip") {
-            return true;
+            return !explained.exchange(true);
         }
     }
     return false;
@@ -246,7 +250,7 @@ ucs_status_t query_md_resources(uct_component_h self, uct_md_resource_desc_t **r
     const auto *options = reinterpret_cast<const MdOptions *>(config);
 
     if ((options->mem_types & SERVED_MEM_TYPES) == 0) {
-        if (user_names_zip()) {
+        if (must_explain()) {
             zip_warn("zip: not used: this build compresses host memory only, and UCX_ZIP_MEM_TYPES "
                      "does not name "
                      "it; set UCX_ZIP_MEM_TYPES=host");
@@ -255,7 +259,7 @@ ucs_status_t query_md_resources(uct_component_h self, uct_md_resource_desc_t **r
     }
     const Below below = choose_below(options->transports);
     if (below.mds.empty()) {
-        if (user_names_zip()) {
+        if (must_explain()) {
             zip_warn("zip: not used: none of the transports that it can put data on has a device "
                      "here "
                      "(UCX_ZIP_TLS=%s, UCX_TLS=%s); add one, for example tcp, to UCX_TLS",
