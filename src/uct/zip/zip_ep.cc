@@ -49,22 +49,27 @@ private:
     Ep *ep_;
 };
 
+struct Part {
+    const void *data = nullptr;
+    size_t length = 0;
+};
+
+// A message, put together where the transport below wants it.
 struct MessageParts {
-    const void *head;
-    size_t head_length;
-    const void *body;
-    size_t body_length;
+    Part head, body, tail;
 };
 
 size_t pack_parts(void *destination, void *arg)
 {
     const auto *parts = static_cast<const MessageParts *>(arg);
-    memcpy(destination, parts->head, parts->head_length);
-    if (parts->body_length > 0) {
-        memcpy(static_cast<char *>(destination) + parts->head_length, parts->body,
-               parts->body_length);
+    char *end = static_cast<char *>(destination);
+    for (const Part &part : {parts->head, parts->body, parts->tail}) {
+        if (part.length > 0) {
+            memcpy(end, part.data, part.length);
+            end += part.length;
+        }
     }
-    return parts->head_length + parts->body_length;
+    return static_cast<size_t>(end - static_cast<char *>(destination));
 }
 
 ucs_status_t send_parts(uct_ep_h lower_ep, wire::MessageType type, const MessageParts &parts)
@@ -78,19 +83,13 @@ ucs_status_t send_parts(uct_ep_h lower_ep, wire::MessageType type, const Message
 // set; on success those slots are moved from `slots` to `sent`.
 template <class Head>
 ucs_status_t send_slots(uct_ep_h lower_ep, wire::MessageType type, Head head,
-                        std::vector<uint32_t> &slots, const std::vector<char> &tail,
-                        std::vector<uint32_t> *sent)
+                        std::vector<uint32_t> &slots, std::vector<uint32_t> *sent, Part tail = {})
 {
     const size_t count = std::min<size_t>(slots.size(), wire::MAX_SLOTS_A_MESSAGE);
     head.count = static_cast<uint32_t>(count);
-    std::vector<char> body(count * sizeof(uint32_t) + tail.size());
-    if (count > 0) {
-        memcpy(body.data(), slots.data(), count * sizeof(uint32_t));
-    }
-    std::copy(tail.begin(), tail.end(),
-              body.begin() + static_cast<std::ptrdiff_t>(count * sizeof(uint32_t)));
     const ucs_status_t status =
-            send_parts(lower_ep, type, {&head, sizeof(head), body.data(), body.size()});
+            send_parts(lower_ep, type,
+                       {{&head, sizeof(head)}, {slots.data(), count * sizeof(uint32_t)}, tail});
     if (status == UCS_OK) {
         const auto end = slots.begin() + static_cast<std::ptrdiff_t>(count);
         if (sent != nullptr) {
@@ -136,7 +135,7 @@ ucs_status_t create_lower(Ep *ep, const uct_device_addr_t *device_address,
 ucs_status_t send_message(uct_ep_h lower_ep, wire::MessageType type, const void *message,
                           size_t length)
 {
-    return send_parts(lower_ep, type, {message, length, nullptr, 0});
+    return send_parts(lower_ep, type, {{message, length}, {}, {}});
 }
 
 // ---- sender
@@ -255,9 +254,10 @@ ucs_status_t Ep::post_segment()
     }
 
     const bool is_inline = segment.slot == wire::Segment::INLINE;
-    const ucs_status_t status = send_parts(
-            lower, wire::SEGMENT,
-            {&segment, sizeof(segment), segment_data, is_inline ? size_t(segment.length) : 0});
+    const ucs_status_t status = send_parts(lower, wire::SEGMENT,
+                                           {{&segment, sizeof(segment)},
+                                            {segment_data, is_inline ? size_t(segment.length) : 0},
+                                            {}});
     if (status != UCS_OK) {
         return status;
     }
@@ -418,7 +418,6 @@ bool Ep::has_work() const
 // Sends what control messages are due, until one finds no room below. Returns how many went.
 unsigned Ep::control()
 {
-    static const std::vector<char> no_tail;
     unsigned sent = 0;
     const auto went = [this, &sent](ucs_status_t status) {
         sent += status == UCS_OK;
@@ -442,7 +441,7 @@ unsigned Ep::control()
     }
     while (ack_due || !to_ack.empty()) {
         const wire::Ack ack{{peer_id}, received_sequence, 0};
-        if (!went(send_slots(lower, wire::ACK, ack, to_ack, no_tail, &lent))) {
+        if (!went(send_slots(lower, wire::ACK, ack, to_ack, &lent))) {
             return sent;
         }
         ack_due = false;
@@ -456,7 +455,8 @@ unsigned Ep::control()
                                 ring->count(),
                                 0,
                                 static_cast<uint32_t>(rkey.size())};
-        if (!went(send_slots(lower, wire::GRANT, grant, to_grant, rkey, &lent))) {
+        if (!went(send_slots(lower, wire::GRANT, grant, to_grant, &lent,
+                             {rkey.data(), rkey.size()}))) {
             return sent;
         }
     }
@@ -470,7 +470,7 @@ unsigned Ep::control()
     if (recalled && puts.empty()) {
         do {
             const wire::Ack give_back{{peer_id}, 0, 0};
-            if (!went(send_slots(lower, wire::RETURN, give_back, credits, no_tail, nullptr))) {
+            if (!went(send_slots(lower, wire::RETURN, give_back, credits, nullptr))) {
                 return sent;
             }
         } while (!credits.empty());

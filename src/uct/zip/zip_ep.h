@@ -2,6 +2,9 @@
 // The endpoint: one connection between two processes. As a sender it cuts puts into segments,
 // encodes them into the peer's slots and keeps count of what the peer has decoded; as a receiver it
 // lends slots, decodes, and acknowledges.
+//
+// Like all of UCT, an endpoint and its interface are used by one thread at a time: UCP's worker
+// locks.
 #ifndef ZIP_EP_H
 #define ZIP_EP_H
 
