@@ -211,6 +211,7 @@ void Processes::start(unsigned run, unsigned part, int channel, int log)
     const char *plugin_dir = getenv("ZIP_TEST_PLUGIN_DIR");
     env.try_emplace("UCX_PLUGIN_PATH", plugin_dir != nullptr ? plugin_dir : "");
     env.try_emplace("UCX_ZIP_MEM_TYPES", "host");
+    env.try_emplace("UCX_ZIP_BYPASS", "never"); // where a test does not say otherwise
     env.try_emplace("UCX_NET_DEVICES", "lo");
     env.try_emplace("UCX_LOG_LEVEL", "info");
     env.try_emplace("UCX_WARN_UNUSED_ENV_VARS", "n");

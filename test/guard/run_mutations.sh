@@ -120,6 +120,7 @@ refused 'PerfAttr::send_pre_overhead' change PerfAttr 'SEND_PRE_OVERHEAD = 1u <<
 refused 'PerfAttr::bandwidth' change PerfAttr 'BANDWIDTH = 1u << 8' 'BANDWIDTH = 1u << 9'
 refused 'PerfAttr::latency' change PerfAttr 'LATENCY = 1u << 10' 'LATENCY = 1u << 13'
 refused 'EP_OP_PUT_ZCOPY' change - 'EP_OP_PUT_ZCOPY = 5' 'EP_OP_PUT_ZCOPY = 4'
+refused 'EP_OP_GET_ZCOPY' change - 'EP_OP_GET_ZCOPY = 8' 'EP_OP_GET_ZCOPY = 7'
 
 refused 'ReachableParams::device_addr' swap ReachableParams device_addr iface_addr
 refused 'ReachableParams::info_string' swap ReachableParams iface_addr info_string

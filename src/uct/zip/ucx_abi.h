@@ -72,8 +72,9 @@ struct ConnectToEpParams {
 
 // Registration parameters; passed on by pointer, only the head is read.
 struct MemRegParams {
-    uint64_t field_mask; // bit 0: flags
-    uint64_t flags;
+    enum : uint64_t { FLAGS = 1u << 0 };
+    uint64_t field_mask;
+    uint64_t flags; // a dmabuf, for domains that take one, follows
 };
 
 struct MemDeregParams {
@@ -192,7 +193,7 @@ struct PerfAttr {
     uint64_t flags;
 };
 
-constexpr int EP_OP_PUT_ZCOPY = 5; // of the operations that PerfAttr::operation names
+constexpr int EP_OP_PUT_ZCOPY = 5, EP_OP_GET_ZCOPY = 8; // of what PerfAttr::operation names
 
 struct InternalOps {
     Slot iface_query_v2;
@@ -252,6 +253,8 @@ void uct_md_base_md_query(zip::ucx::MdAttr *);
 
 // Entry points of the "v2" interface, whose header is not installed.
 ucs_status_t uct_md_query_v2(uct_md_h, zip::ucx::MdAttr *);
+ucs_status_t uct_md_mem_reg_v2(uct_md_h, void *, size_t, const zip::ucx::MemRegParams *,
+                               uct_mem_h *);
 int uct_iface_is_reachable_v2(uct_iface_h, const zip::ucx::ReachableParams *);
 int uct_ep_is_connected(uct_ep_h, const zip::ucx::ConnectedParams *);
 ucs_status_t uct_ep_connect_to_ep_v2(uct_ep_h, const uct_device_addr_t *, const uct_ep_addr_t *,

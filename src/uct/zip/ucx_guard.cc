@@ -563,9 +563,16 @@ private:
     {
         const auto *names = static_cast<const char *const *>(uct_ep_operation_names_address());
         const char *name;
-        return names == nullptr ||
-               (reader_.read(names + EP_OP_PUT_ZCOPY, name) && reader_.text(name) == "put_zcopy") ||
-               fail("EP_OP_PUT_ZCOPY: %d is another operation", EP_OP_PUT_ZCOPY);
+        if (names == nullptr) {
+            return true;
+        }
+        const auto names_it = [&](int operation, const char *expected) {
+            return reader_.read(names + operation, name) && reader_.text(name) == expected;
+        };
+        return (names_it(EP_OP_PUT_ZCOPY, "put_zcopy") ||
+                fail("EP_OP_PUT_ZCOPY: %d is another operation", EP_OP_PUT_ZCOPY)) &&
+               (names_it(EP_OP_GET_ZCOPY, "get_zcopy") ||
+                fail("EP_OP_GET_ZCOPY: %d is another operation", EP_OP_GET_ZCOPY));
     }
 
     // ---- 2. Traps
@@ -645,8 +652,8 @@ private:
                      [&] { uct_md_mem_reg(md, buffer, length, 0, &new_memh); }) &&
                calls("uct_md_mem_dereg", MEMBER(MdOps, mem_dereg), {md},
                      [&] { uct_md_mem_dereg(md, memh); }) &&
-               forwards("uct_md_mem_reg_v2", uct_md_mem_reg_v2_address(), MEMBER(MdOps, mem_reg),
-                        md, buffer, length, buffer, &new_memh) &&
+               forwards("uct_md_mem_reg_v2", uct_md_mem_reg_v2, MEMBER(MdOps, mem_reg), md, buffer,
+                        length, reinterpret_cast<const MemRegParams *>(buffer), &new_memh) &&
                forwards("uct_md_mem_dereg_v2", uct_md_mem_dereg_v2_address(),
                         MEMBER(MdOps, mem_dereg), md, buffer) &&
                calls("uct_md_mem_query", MEMBER(MdOps, mem_query), {md, buffer, length},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Endpoints: the sender's and the receiver's half of the protocol of zip_wire.h.
+// Endpoints: their life, what both halves share, and the operations that UCX calls.
 #include "uct/zip/zip_ep.h"
 
 #include <algorithm>
@@ -11,94 +11,7 @@ namespace zip {
 
 namespace {
 
-constexpr size_t MAX_QUEUED_PUTS = 256;  // on an endpoint; further ones wait in UCP
-constexpr size_t MAX_IN_FLIGHT = 256;    // segments that are not acknowledged
-constexpr uint32_t MAX_WINDOW = 32;      // slots that one endpoint asks for
-constexpr size_t SEGMENT_ALIGNMENT = 16; // so that no element is cut in two
-constexpr size_t SEGMENT_TILE = 32768;   // 8192 values of four bytes
-constexpr unsigned MAX_BURST = 8; // segments a call of progress, so that receiving is not starved
-
-// Adds one finished operation to a completion, as UCT defines it.
-void complete(uct_completion_t *completion, ucs_status_t status)
-{
-    if (completion == nullptr) {
-        return;
-    }
-    if (status != UCS_OK && completion->status == UCS_OK) {
-        completion->status = status;
-    }
-    if (--completion->count == 0) {
-        completion->func(completion);
-    }
-}
-
-// Keeps an endpoint alive while its functions call back into UCP, which may destroy it.
-class KeepAlive {
-public:
-    explicit KeepAlive(Ep *ep) : ep_(ep) { ++ep_->depth; }
-    ~KeepAlive()
-    {
-        if (--ep_->depth == 0 && ep_->doomed) {
-            delete ep_;
-        }
-    }
-    KeepAlive(const KeepAlive &) = delete;
-    KeepAlive &operator=(const KeepAlive &) = delete;
-
-private:
-    Ep *ep_;
-};
-
-struct Part {
-    const void *data = nullptr;
-    size_t length = 0;
-};
-
-// A message, put together where the transport below wants it.
-struct MessageParts {
-    Part head, body, tail;
-};
-
-size_t pack_parts(void *destination, void *arg)
-{
-    const auto *parts = static_cast<const MessageParts *>(arg);
-    char *end = static_cast<char *>(destination);
-    for (const Part &part : {parts->head, parts->body, parts->tail}) {
-        if (part.length > 0) {
-            memcpy(end, part.data, part.length);
-            end += part.length;
-        }
-    }
-    return static_cast<size_t>(end - static_cast<char *>(destination));
-}
-
-ucs_status_t send_parts(uct_ep_h lower_ep, wire::MessageType type, const MessageParts &parts)
-{
-    const ssize_t sent =
-            uct_ep_am_bcopy(lower_ep, type, pack_parts, const_cast<MessageParts *>(&parts), 0);
-    return sent < 0 ? static_cast<ucs_status_t>(sent) : UCS_OK;
-}
-
-// Sends `head` with up to MAX_SLOTS_A_MESSAGE of `slots` behind it, then `tail`. `head.count` is
-// set; on success those slots are moved from `slots` to `sent`.
-template <class Head>
-ucs_status_t send_slots(uct_ep_h lower_ep, wire::MessageType type, Head head,
-                        std::vector<uint32_t> &slots, std::vector<uint32_t> *sent, Part tail = {})
-{
-    const size_t count = std::min<size_t>(slots.size(), wire::MAX_SLOTS_A_MESSAGE);
-    head.count = static_cast<uint32_t>(count);
-    const ucs_status_t status =
-            send_parts(lower_ep, type,
-                       {{&head, sizeof(head)}, {slots.data(), count * sizeof(uint32_t)}, tail});
-    if (status == UCS_OK) {
-        const auto end = slots.begin() + static_cast<std::ptrdiff_t>(count);
-        if (sent != nullptr) {
-            sent->insert(sent->end(), slots.begin(), end);
-        }
-        slots.erase(slots.begin(), end);
-    }
-    return status;
-}
+constexpr uint32_t MAX_WINDOW = 32; // slots that one endpoint asks for
 
 // What an endpoint below connects to, behind the EpAddress.
 size_t lower_address_length(const Iface *iface)
@@ -132,241 +45,16 @@ ucs_status_t create_lower(Ep *ep, const uct_device_addr_t *device_address,
 
 } // namespace
 
-ucs_status_t send_message(uct_ep_h lower_ep, wire::MessageType type, const void *message,
-                          size_t length)
+// ---- both halves
+
+// Ends an operation of which not all was given to the transport below.
+static void end_unposted(Operation &operation, ucs_status_t status)
 {
-    return send_parts(lower_ep, type, {{message, length}, {}, {}});
-}
-
-// ---- sender
-
-size_t Ep::slot_payload() const
-{
-    const size_t fits = std::min(iface->segment_size, remote->slot_size() - ZIP_CODEC_MAX_GROWTH);
-    return fits / SEGMENT_ALIGNMENT * SEGMENT_ALIGNMENT;
-}
-
-bool Ep::can_accept_put() const
-{
-    return puts.size() < MAX_QUEUED_PUTS;
-}
-
-// Whether a segment, or the request for its slot, could go now.
-bool Ep::can_prepare() const
-{
-    if (puts.empty() || in_flight.size() >= MAX_IN_FLIGHT) {
-        return false;
-    }
-    const bool fits_message = puts.front().length - puts.front().done <= iface->inline_max;
-    return fits_message || !credits.empty() || !requested;
-}
-
-// Chooses the next segment and puts its encoded bytes where they can be sent from. False if that
-// has to wait.
-bool Ep::prepare_segment()
-{
-    if (puts.empty() || in_flight.size() >= MAX_IN_FLIGHT) {
-        return false;
-    }
-    Put &put = puts.front();
-    const size_t left = put.length - put.done;
-    segment = {};
-    segment.header.to = peer_id;
-    segment.sequence = sent_sequence + 1;
-    segment.region = put.region;
-    segment.address = put.address + put.done;
-
-    if (left <= iface->inline_max) {
-        segment.length = left;
-        segment.encoded_length = static_cast<uint32_t>(left);
-        segment.slot = wire::Segment::INLINE;
-        segment_data = put.source + put.done;
-        stage = Stage::WRITTEN;
-        return true;
-    }
-    if (credits.empty()) {
-        return false;
-    }
-    if (!put.probed) {
-        put.dtype = iface->choose_dtype(put.source, put.length);
-        put.probed = true;
-    }
-    // Equal pieces, so that the last one is not a scrap; whole tiles of the codec where there is
-    // room.
-    const size_t payload = slot_payload();
-    const size_t pieces = (left + payload - 1) / payload;
-    const size_t even = (left / pieces + SEGMENT_TILE - 1) / SEGMENT_TILE * SEGMENT_TILE;
-    segment.length = std::min({left, payload, even});
-    segment.slot = credits.back();
-
-    char *output;
-    if (remote->mapped()) {
-        output = remote->mapped_slot(segment.slot);
+    if (operation.under != nullptr) {
+        operation.under->user = operation.completion;
+        complete(&operation.under->completion, status);
     } else {
-        if (iface->send_buffers() == nullptr) {
-            zip_error("zip: no memory for staging; lower UCX_ZIP_STAGING_SIZE");
-            fail(UCS_ERR_NO_MEMORY, true);
-            return false;
-        }
-        segment_buffer = iface->take_tx_buffer(lower);
-        if (segment_buffer == nullptr) {
-            return false;
-        }
-        output = iface->tx_pool->slot(segment_buffer->slot);
-    }
-    size_t encoded = 0;
-    const zip_status_t status = zip_codec_encode(put.dtype, put.source + put.done, segment.length,
-                                                 output, zip_codec_bound(segment.length), &encoded);
-    if (status != ZIP_OK) {
-        zip_error("zip: cannot encode %zu bytes: %s", size_t(segment.length),
-                  zip_status_string(status));
-        fail(UCS_ERR_IO_ERROR, true);
-        return false;
-    }
-    credits.pop_back();
-    ++credits_in_use;
-    segment.encoded_length = static_cast<uint32_t>(encoded);
-    segment_data = output;
-    stage = remote->mapped() ? Stage::WRITTEN : Stage::ENCODED;
-    return true;
-}
-
-ucs_status_t Ep::post_segment()
-{
-    if (stage == Stage::ENCODED) {
-        uct_iov_t iov = {};
-        iov.buffer = const_cast<char *>(segment_data);
-        iov.length = segment.encoded_length;
-        iov.memh = iface->tx_pool->memory().memh();
-        iov.count = 1;
-        segment_buffer->completion.count = 1;
-        segment_buffer->completion.status = UCS_OK;
-        const ucs_status_t status =
-                uct_ep_put_zcopy(lower, &iov, 1, remote->remote_address(segment.slot),
-                                 remote->rkey(), &segment_buffer->completion);
-        if (status == UCS_OK) {
-            complete(&segment_buffer->completion, UCS_OK);
-        } else if (status != UCS_INPROGRESS) {
-            return status;
-        }
-        segment_buffer = nullptr;
-        stage = Stage::WRITTEN;
-    }
-
-    const bool is_inline = segment.slot == wire::Segment::INLINE;
-    const ucs_status_t status = send_parts(lower, wire::SEGMENT,
-                                           {{&segment, sizeof(segment)},
-                                            {segment_data, is_inline ? size_t(segment.length) : 0},
-                                            {}});
-    if (status != UCS_OK) {
-        return status;
-    }
-    stage = Stage::IDLE;
-    ++sent_sequence;
-    ++iface->counters.segments;
-    iface->counters.wire_bytes += segment.encoded_length;
-    iface->counters.stored_segments += segment.encoded_length >= segment.length;
-
-    Put &put = puts.front();
-    put.done += segment.length;
-    if (put.done < put.length) {
-        in_flight.push_back({0, !is_inline});
-        return UCS_OK;
-    }
-    uct_completion_t *completion = put.completion;
-    puts.pop_front();
-    in_flight.push_back({puts_posted - puts.size(), !is_inline});
-    complete(completion, UCS_OK);
-    return UCS_OK;
-}
-
-unsigned Ep::send()
-{
-    unsigned sent = 0;
-    while (sent < MAX_BURST && failed == UCS_OK) {
-        if (stage == Stage::IDLE && !prepare_segment()) {
-            break;
-        }
-        const ucs_status_t status = post_segment();
-        if (status == UCS_ERR_NO_RESOURCE) {
-            break;
-        }
-        if (status != UCS_OK) {
-            fail(status, true);
-            break;
-        }
-        ++sent;
-    }
-    return sent;
-}
-
-ucs_status_t Ep::put(const uct_iov_t *iov, size_t count, uint64_t address, const Rkey *rkey,
-                     uct_completion_t *completion)
-{
-    if (failed != UCS_OK) {
-        return failed;
-    }
-    if (count > 1) {
-        return UCS_ERR_INVALID_PARAM; // max_iov is 1
-    }
-    const size_t length = count == 0 ? 0 : iov->length * iov->count;
-    if (length == 0) {
-        return UCS_OK;
-    }
-    if (peer_gone) {
-        return UCS_ERR_CONNECTION_RESET;
-    }
-    if (!can_accept_put()) {
-        return UCS_ERR_NO_RESOURCE;
-    }
-    // No completion is called before this function returns, so a put that ends here must not have
-    // one.
-    const bool first = puts.empty() && depth == 0 && connected;
-    puts.push_back({static_cast<const char *>(iov->buffer), length, address, rkey->region,
-                    first ? nullptr : completion, 0, ZIP_DTYPE_BYTES, false});
-    ++puts_posted;
-    ++iface->counters.puts;
-    iface->counters.put_bytes += length;
-    if (first) {
-        KeepAlive guard(this);
-        control();
-        send();
-        if (failed != UCS_OK) {
-            return failed;
-        }
-        if (puts.empty()) {
-            return UCS_OK;
-        }
-        puts.back().completion = completion;
-    }
-    iface->activate(this);
-    return UCS_INPROGRESS;
-}
-
-ucs_status_t Ep::flush(unsigned flags, uct_completion_t *completion)
-{
-    if ((flags & UCT_FLUSH_FLAG_CANCEL) != 0) {
-        fail(UCS_ERR_CANCELED, false);
-        return UCS_OK;
-    }
-    if (failed != UCS_OK) {
-        return failed;
-    }
-    if (puts_acked == puts_posted) {
-        return UCS_OK;
-    }
-    if (completion != nullptr) {
-        flushes.push_back({puts_posted, completion});
-    }
-    return UCS_INPROGRESS;
-}
-
-void Ep::complete_flushes()
-{
-    while (!flushes.empty() && flushes.front().put <= puts_acked) {
-        uct_completion_t *completion = flushes.front().completion;
-        flushes.pop_front();
-        complete(completion, UCS_OK);
+        complete(operation.completion, status);
     }
 }
 
@@ -388,11 +76,26 @@ void Ep::fail(ucs_status_t status, bool report)
         segment_buffer = nullptr;
     }
     stage = Stage::IDLE;
-    for (std::deque<Put> unfinished = std::move(puts); !unfinished.empty();
-         unfinished.pop_front()) {
-        complete(unfinished.front().completion, status);
+    answers.clear();
+    unannounced.clear();
+    to_decline.clear();
+    for (Tracked *get : std::exchange(coded_gets, {})) {
+        iface->md->remove_region(std::exchange(get->region, nullptr));
+        declined.push_back(get);
     }
-    puts.clear();
+    // gets that end here, or when the pieces below do that were posted
+    for (Tracked *get : std::exchange(declined, {})) {
+        end_unposted(get->what, status);
+    }
+    tracked.clear();
+    // What the transport below has not finished ends when it does: until then it may use the
+    // memory.
+    iface->detach_lower_operations(this);
+    for (std::deque<Operation> unfinished = std::move(operations); !unfinished.empty();
+         unfinished.pop_front()) {
+        end_unposted(unfinished.front(), status);
+    }
+    operations.clear();
     for (std::deque<Flush> unfinished = std::move(flushes); !unfinished.empty();
          unfinished.pop_front()) {
         complete(unfinished.front().completion, status);
@@ -403,16 +106,14 @@ void Ep::fail(ucs_status_t status, bool report)
     }
 }
 
-// ---- both
-
 bool Ep::has_work() const
 {
     if (failed != UCS_OK) {
         return report_due;
     }
-    return connected && (bye_due || ack_due || !to_ack.empty() || !to_grant.empty() || recall_due ||
-                         stage != Stage::IDLE || can_prepare() || (recalled && puts.empty()) ||
-                         (!pending.empty() && can_accept_put()));
+    return connected && (bye_due || ack_due || !to_decline.empty() || !to_ack.empty() ||
+                         !to_grant.empty() || recall_due || can_advance() ||
+                         (recalled && slots_wanted() == 0) || (!pending.empty() && can_accept()));
 }
 
 // Sends what control messages are due, until one finds no room below. Returns how many went.
@@ -460,6 +161,13 @@ unsigned Ep::control()
             return sent;
         }
     }
+    while (!to_decline.empty()) {
+        const wire::Decline message{{peer_id}, to_decline.back()};
+        if (!went(send_message(lower, wire::DECLINE, &message, sizeof(message)))) {
+            return sent;
+        }
+        to_decline.pop_back();
+    }
     if (recall_due) {
         const wire::Header recall{peer_id};
         if (!went(send_message(lower, wire::RECALL, &recall, sizeof(recall)))) {
@@ -467,7 +175,11 @@ unsigned Ep::control()
         }
         recall_due = false;
     }
-    if (recalled && puts.empty()) {
+    if (!operations.empty() && !operations.front().chosen) {
+        choose_way(operations.front());
+    }
+    const size_t wanted_now = std::min<size_t>(MAX_WINDOW, slots_wanted());
+    if (recalled && wanted_now == 0) {
         do {
             const wire::Ack give_back{{peer_id}, 0, 0};
             if (!went(send_slots(lower, wire::RETURN, give_back, credits, nullptr))) {
@@ -476,16 +188,10 @@ unsigned Ep::control()
         } while (!credits.empty());
         recalled = false;
     }
-    if (!requested && !puts.empty() && credits.empty()) {
-        const size_t left = puts.front().length - puts.front().done;
-        const size_t useful =
-                std::min<size_t>(MAX_WINDOW, left / iface->segment_size + puts.size());
-        if (left <= iface->inline_max) {
-            return sent;
-        }
-        if (useful > credits_in_use) {
+    if (!requested && wanted_now > 0 && credits.empty()) {
+        if (wanted_now > credits_in_use) {
             const wire::Request request{
-                    {peer_id}, static_cast<uint32_t>(useful - credits_in_use), this_process()};
+                    {peer_id}, static_cast<uint32_t>(wanted_now - credits_in_use), this_process()};
             if (!went(send_message(lower, wire::REQUEST, &request, sizeof(request)))) {
                 return sent;
             }
@@ -493,25 +199,6 @@ unsigned Ep::control()
         requested = true; // or none needed: the slots in use come back
     }
     return sent;
-}
-
-unsigned Ep::dispatch_pending()
-{
-    unsigned done = 0;
-    while (!pending.empty() && can_accept_put() && failed == UCS_OK) {
-        uct_pending_req_t *request = pending.front();
-        pending.pop_front();
-        const ucs_status_t status = request->func(request);
-        if (status == UCS_OK) {
-            ++done;
-        } else {
-            pending.push_front(request);
-            if (status != UCS_INPROGRESS) {
-                break;
-            }
-        }
-    }
-    return done;
 }
 
 unsigned Ep::progress()
@@ -537,231 +224,7 @@ unsigned Ep::progress()
     return count;
 }
 
-// ---- receiver
-
-void Ep::refuse(uint64_t sequence, ucs_status_t status, const char *why)
-{
-    ++iface->counters.refused_segments;
-    zip_error("zip: endpoint %p: refused what its peer sent: %s", static_cast<void *>(this), why);
-    if (connected && lower != nullptr) {
-        // If this cannot be sent now the peer learns it from the end of the connection.
-        const wire::Refuse message{{peer_id}, sequence, status};
-        send_message(lower, wire::REFUSE, &message, sizeof(message));
-    }
-    fail(status, true);
-}
-
-void Ep::grant_wanted()
-{
-    SlotPool *ring = iface->receive_ring();
-    if (ring == nullptr) {
-        refuse(0, UCS_ERR_NO_MEMORY, "no memory for staging; see UCX_ZIP_STAGING_SIZE");
-        return;
-    }
-    // A peer that is alone may have a quarter of what is free at a time, so that others find some,
-    // and never more than a window.
-    const size_t held = lent.size() + to_ack.size() + to_grant.size();
-    if (held >= MAX_WINDOW) {
-        wanted = 0;
-        return;
-    }
-    const uint32_t fair = std::min(std::max(1u, ring->free_count() / 4),
-                                   MAX_WINDOW - static_cast<uint32_t>(held));
-    uint32_t slot;
-    for (uint32_t i = 0; i < fair && wanted > 0 && ring->take(slot); ++i) {
-        to_grant.push_back(slot);
-        --wanted;
-    }
-    if (to_grant.empty()) {
-        if (!in_waiting) {
-            in_waiting = true;
-            iface->waiting.push_back(this);
-        }
-        iface->recall_slots();
-        return;
-    }
-    wanted = 0; // the peer asks again if it needs more
-    iface->activate(this);
-}
-
-void Ep::on_request(const char *data, size_t length)
-{
-    wire::Request request;
-    if (!wire::read(data, length, request) || request.wanted == 0 ||
-        request.wanted > wire::MAX_SLOTS_A_MESSAGE) {
-        refuse(0, UCS_ERR_INVALID_PARAM, "malformed request for slots");
-        return;
-    }
-    wanted = request.wanted;
-    peer_process = request.process;
-    if (!in_waiting) {
-        grant_wanted();
-    }
-}
-
-bool Ep::take_credits(const char *slots, uint32_t count, size_t available)
-{
-    if (count > wire::MAX_SLOTS_A_MESSAGE || available < count * sizeof(uint32_t) ||
-        (count > 0 && remote == nullptr)) {
-        return false;
-    }
-    for (uint32_t i = 0; i < count; ++i) {
-        uint32_t slot;
-        memcpy(&slot, slots + i * sizeof(slot), sizeof(slot));
-        if (slot >= remote->count() || credits.size() >= remote->count()) {
-            return false;
-        }
-        credits.push_back(slot);
-    }
-    return true;
-}
-
-void Ep::on_grant(const char *data, size_t length)
-{
-    wire::Grant grant;
-    const bool good =
-            wire::read(data, length, grant) && grant.count > 0 &&
-            grant.count <= wire::MAX_SLOTS_A_MESSAGE &&
-            length - sizeof(grant) == grant.count * sizeof(uint32_t) + size_t(grant.rkey_length) &&
-            grant.slot_size >= ZIP_CODEC_MAX_GROWTH + SEGMENT_ALIGNMENT && grant.slot_count > 0 &&
-            grant.rkey_length == (iface->md->lower_attr.flags & UCT_MD_FLAG_NEED_RKEY
-                                          ? iface->md->lower_attr.rkey_packed_size
-                                          : 0);
-    if (!good) {
-        refuse(0, UCS_ERR_INVALID_PARAM, "malformed grant of slots");
-        return;
-    }
-    const char *slots = data + sizeof(grant);
-    if (remote == nullptr) {
-        ucs_status_t status;
-        remote = RemoteRing::open(iface->md, grant.ring_address, grant.slot_size, grant.slot_count,
-                                  slots + grant.count * sizeof(uint32_t), status);
-        if (remote == nullptr) {
-            zip_error("zip: cannot reach the peer's staging memory: %s", ucs_status_string(status));
-            fail(status, true);
-            return;
-        }
-    }
-    if (grant.slot_size != remote->slot_size() || grant.slot_count != remote->count() ||
-        !take_credits(slots, grant.count, length - sizeof(grant))) {
-        refuse(0, UCS_ERR_INVALID_PARAM, "grant of slots that do not exist");
-        return;
-    }
-    requested = false;
-}
-
-void Ep::on_segment(const char *data, size_t length)
-{
-    wire::Segment message;
-    if (!wire::read(data, length, message)) {
-        refuse(0, UCS_ERR_INVALID_PARAM, "truncated segment message");
-        return;
-    }
-    if (message.sequence != received_sequence + 1) {
-        refuse(message.sequence, UCS_ERR_INVALID_PARAM, "segment out of sequence");
-        return;
-    }
-    const bool is_inline = message.slot == wire::Segment::INLINE;
-    const char *encoded = data + sizeof(message);
-    if (is_inline) {
-        if (message.length != length - sizeof(message) ||
-            message.encoded_length != message.length) {
-            refuse(message.sequence, UCS_ERR_INVALID_PARAM, "segment with a wrong length");
-            return;
-        }
-    } else {
-        const auto held = std::find(lent.begin(), lent.end(), message.slot);
-        if (held == lent.end()) {
-            refuse(message.sequence, UCS_ERR_INVALID_PARAM,
-                   "segment in a slot that is not the peer's");
-            return;
-        }
-        if (message.encoded_length > iface->ring->slot_size()) {
-            refuse(message.sequence, UCS_ERR_INVALID_PARAM, "segment longer than a slot");
-            return;
-        }
-        lent.erase(held);
-        to_ack.push_back(message.slot); // this endpoint's again, whatever happens now
-        encoded = iface->ring->slot(message.slot);
-    }
-
-    Region *region = iface->md->pin(message.region, message.address, message.length);
-    if (region == nullptr) {
-        refuse(message.sequence, UCS_ERR_INVALID_ADDR,
-               "segment for memory that was not exported to it");
-        return;
-    }
-    void *destination = reinterpret_cast<void *>(message.address);
-    zip_status_t status = ZIP_OK;
-    if (is_inline) {
-        memcpy(destination, encoded, message.length);
-    } else {
-        status = zip_codec_decode(encoded, message.encoded_length, destination, message.length);
-    }
-    iface->md->unpin(region);
-    if (status != ZIP_OK) {
-        refuse(message.sequence, UCS_ERR_IO_ERROR, zip_status_string(status));
-        return;
-    }
-    ++received_sequence;
-    ++iface->counters.received_segments;
-    iface->counters.received_bytes += message.length;
-    ack_due = true;
-    // Others wait for slots: this one goes to the first of them, and this endpoint's peer has to
-    // queue again.
-    if (!is_inline && !iface->waiting.empty()) {
-        to_ack.pop_back();
-        iface->release_slot(message.slot);
-    }
-    control();
-}
-
-void Ep::on_ack(const char *data, size_t length)
-{
-    wire::Ack ack;
-    if (!wire::read(data, length, ack) || ack.sequence < acked_sequence ||
-        ack.sequence > sent_sequence ||
-        length - sizeof(ack) != size_t(ack.count) * sizeof(uint32_t)) {
-        refuse(0, UCS_ERR_INVALID_PARAM, "malformed acknowledgement");
-        return;
-    }
-    for (; acked_sequence < ack.sequence; ++acked_sequence) {
-        const InFlight &oldest = in_flight.front();
-        credits_in_use -= oldest.uses_slot;
-        puts_acked = std::max(puts_acked, oldest.put);
-        in_flight.pop_front();
-    }
-    if (!take_credits(data + sizeof(ack), ack.count, length - sizeof(ack))) {
-        refuse(0, UCS_ERR_INVALID_PARAM, "acknowledgement with slots that do not exist");
-        return;
-    }
-    if (credits_in_use == 0) {
-        requested = false; // if none came back there is a need to ask again
-    }
-    complete_flushes();
-}
-
-void Ep::on_return(const char *data, size_t length)
-{
-    wire::Ack returned;
-    if (!wire::read(data, length, returned) || returned.count > wire::MAX_SLOTS_A_MESSAGE ||
-        length - sizeof(returned) != size_t(returned.count) * sizeof(uint32_t)) {
-        refuse(0, UCS_ERR_INVALID_PARAM, "malformed return of slots");
-        return;
-    }
-    recall_sent = false;
-    for (uint32_t i = 0; i < returned.count; ++i) {
-        uint32_t slot;
-        memcpy(&slot, data + sizeof(returned) + i * sizeof(slot), sizeof(slot));
-        const auto held = std::find(lent.begin(), lent.end(), slot);
-        if (held == lent.end()) {
-            refuse(0, UCS_ERR_INVALID_PARAM, "return of a slot that is not the peer's");
-            return;
-        }
-        lent.erase(held);
-        iface->release_slot(slot);
-    }
-}
+// ---- messages that concern the whole endpoint
 
 void Ep::on_refuse(const char *data, size_t length)
 {
@@ -808,7 +271,7 @@ void Ep::on_bye()
     }
     return_unlent_slots();
     control();
-    if (puts_acked != puts_posted) {
+    if (completed != posted) {
         fail(UCS_ERR_CONNECTION_RESET, true);
     }
 }
@@ -843,6 +306,12 @@ void Ep::handle(wire::MessageType type, const char *data, size_t length)
         break;
     case wire::BYE:
         on_bye();
+        break;
+    case wire::GET:
+        on_get(data, length);
+        break;
+    case wire::DECLINE:
+        on_decline(data, length);
         break;
     case wire::MESSAGE_TYPE_LAST:
         break;
@@ -976,7 +445,15 @@ int ep_is_connected(uct_ep_h ep_handle, const ucx::ConnectedParams *params)
 ucs_status_t ep_put_zcopy(uct_ep_h ep, const uct_iov_t *iov, size_t count, uint64_t address,
                           uct_rkey_t rkey, uct_completion_t *completion)
 {
-    return ep_of(ep)->put(iov, count, address, reinterpret_cast<const Rkey *>(rkey), completion);
+    return ep_of(ep)->post(Kind::PUT, iov, count, address, reinterpret_cast<Rkey *>(rkey),
+                           completion);
+}
+
+ucs_status_t ep_get_zcopy(uct_ep_h ep, const uct_iov_t *iov, size_t count, uint64_t address,
+                          uct_rkey_t rkey, uct_completion_t *completion)
+{
+    return ep_of(ep)->post(Kind::GET, iov, count, address, reinterpret_cast<Rkey *>(rkey),
+                           completion);
 }
 
 ucs_status_t ep_flush(uct_ep_h ep, unsigned flags, uct_completion_t *completion)
@@ -984,16 +461,16 @@ ucs_status_t ep_flush(uct_ep_h ep, unsigned flags, uct_completion_t *completion)
     return ep_of(ep)->flush(flags, completion);
 }
 
-// Segments of one endpoint are decoded in the order in which they were put.
-ucs_status_t ep_fence(uct_ep_h, unsigned)
+ucs_status_t ep_fence(uct_ep_h ep, unsigned)
 {
+    ep_of(ep)->fence();
     return UCS_OK;
 }
 
 ucs_status_t ep_pending_add(uct_ep_h ep_handle, uct_pending_req_t *request, unsigned)
 {
     Ep *ep = ep_of(ep_handle);
-    if (ep->failed == UCS_OK && ep->can_accept_put()) {
+    if (ep->failed == UCS_OK && ep->can_accept()) {
         return UCS_ERR_BUSY;
     }
     ep->pending.push_back(request);

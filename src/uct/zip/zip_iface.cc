@@ -3,8 +3,10 @@
 #include "uct/zip/zip_iface.h"
 
 #include "uct/zip/zip_ep.h"
+#include "uct/zip/zip_message.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -18,6 +20,7 @@ static ucx::InternalOps internal_ops;
 
 static const char *dtype_option_names[] = {"auto", "bf16", "fp32", "none", nullptr};
 static const char *connect_option_names[] = {"auto", "iface", "ep", nullptr};
+static const char *order_option_names[] = {"auto", "flush", nullptr};
 
 ucs_config_field_t iface_options_table[] = {
         {"", "", nullptr, ucs_offsetof(IfaceOptions, super),
@@ -48,6 +51,13 @@ ucs_config_field_t iface_options_table[] = {
          "interface, to an\n"
          "endpoint, or auto, which prefers an endpoint.",
          ucs_offsetof(IfaceOptions, connect), UCS_CONFIG_TYPE_ENUM(connect_option_names)},
+
+        {"ORDER", "auto",
+         "How the peer comes to know that a segment has arrived: auto (a message behind it, where "
+         "the transport below\n"
+         "keeps puts and messages in order), or flush (a message when the segment is known to be "
+         "there).",
+         ucs_offsetof(IfaceOptions, order), UCS_CONFIG_TYPE_ENUM(order_option_names)},
 
         {"BW_RATIO", "5",
          "Bandwidth that protocol selection is told, as a multiple of that of the transport below. "
@@ -110,6 +120,18 @@ ucs_status_t on_lower_error(void *arg, uct_ep_h lower_ep, ucs_status_t status)
     return UCS_OK;
 }
 
+void on_lower_operation(uct_completion_t *completion)
+{
+    auto *ended = ucs_container_of(completion, LowerOperation, completion);
+    const ucs_status_t status = completion->status;
+    if (ended->ep != nullptr) {
+        ended->ep->lower_operation_ended(*ended, status);
+    } else {
+        complete(ended->user, status);
+    }
+    ended->iface->forget_lower_operation(ended);
+}
+
 void on_put_done(uct_completion_t *completion)
 {
     auto *buffer = ucs_container_of(completion, TxBuffer, completion);
@@ -126,13 +148,28 @@ unsigned progress_callback(void *arg)
 
 // Protocol selection weighs overheads against length / bandwidth, and the bandwidths it is told may
 // be far from the truth. This overhead makes zip dearer than the transport below for what is
-// shorter than MIN_SIZE, whatever those are.
-double priced_overhead(const Iface *iface)
+// shorter than `size`, whatever those are.
+double priced_overhead(const Iface *iface, size_t size)
 {
-    const double below =
-            std::max(iface->lower_attr.bandwidth.shared, iface->lower_attr.bandwidth.dedicated);
+    const double below = iface->lower_bandwidth();
     const double gain = 1 - 1 / iface->options.bandwidth_ratio;
-    return below > 0 && gain > 0 ? static_cast<double>(iface->options.min_size) * gain / below : 0;
+    return below > 0 && gain > 0 ? static_cast<double>(size) * gain / below : 0;
+}
+
+// From which size on the operations of this memory type are worth zip's while.
+size_t least_size(const Iface *iface, bool host, int operation)
+{
+    // A GPU's encoder and decoder take as long to start and to end as the wire needs for this.
+    constexpr double GPU_SECONDS = 80e-6;
+    size_t size = iface->options.min_size;
+    if (!host) {
+        size = std::max(size, static_cast<size_t>(iface->lower_bandwidth() * GPU_SECONDS));
+    }
+    // Rendezvous can put or get. A get has one message less on its way, but where the transport
+    // below has none it cannot go straight: then gets are made dearer than what else a put takes.
+    const bool dear = operation == ucx::EP_OP_GET_ZCOPY &&
+                      (iface->lower_attr.cap.flags & UCT_IFACE_FLAG_GET_ZCOPY) == 0;
+    return dear ? size * 4 : size;
 }
 
 ucs_status_t iface_query(uct_iface_h iface_handle, uct_iface_attr_t *attr)
@@ -148,8 +185,8 @@ ucs_status_t iface_query(uct_iface_h iface_handle, uct_iface_attr_t *attr)
     // No active messages: UCP then sends its completion message only after a flush, which here
     // means decoded.
     attr->cap.flags =
-            UCT_IFACE_FLAG_PUT_ZCOPY | UCT_IFACE_FLAG_PENDING | UCT_IFACE_FLAG_CB_SYNC |
-            UCT_IFACE_FLAG_CONNECT_TO_EP |
+            UCT_IFACE_FLAG_PUT_ZCOPY | UCT_IFACE_FLAG_GET_ZCOPY | UCT_IFACE_FLAG_PENDING |
+            UCT_IFACE_FLAG_CB_SYNC | UCT_IFACE_FLAG_CONNECT_TO_EP |
             (lower.cap.flags & (UCT_IFACE_FLAG_INTER_NODE | UCT_IFACE_FLAG_ERRHANDLE_PEER_FAILURE));
     attr->cap.event_flags =
             lower.cap.event_flags &
@@ -159,29 +196,48 @@ ucs_status_t iface_query(uct_iface_h iface_handle, uct_iface_attr_t *attr)
     attr->cap.put.opt_zcopy_align = 1;
     attr->cap.put.align_mtu = 1;
     attr->cap.put.max_iov = 1;
+    attr->cap.get.min_zcopy = attr->cap.put.min_zcopy;
+    attr->cap.get.max_zcopy = attr->cap.put.max_zcopy;
+    attr->cap.get.opt_zcopy_align = attr->cap.put.opt_zcopy_align;
+    attr->cap.get.align_mtu = attr->cap.put.align_mtu;
+    attr->cap.get.max_iov = attr->cap.put.max_iov;
     attr->bandwidth.shared = lower.bandwidth.shared * iface->options.bandwidth_ratio;
     attr->bandwidth.dedicated = lower.bandwidth.dedicated * iface->options.bandwidth_ratio;
     attr->latency = lower.latency;
-    attr->overhead = priced_overhead(iface);
+    attr->overhead = priced_overhead(iface, iface->options.min_size);
     attr->priority = lower.priority;
     attr->max_num_eps = lower.max_num_eps;
     attr->dev_num_paths = 1;
     return UCS_OK;
 }
 
-ucs_status_t estimate_perf(uct_iface_h iface, ucx::PerfAttr *attr)
+ucs_status_t estimate_perf(uct_iface_h iface_handle, ucx::PerfAttr *attr)
 {
-    const uint64_t served = md_of(iface_of(iface)->super.md)->mem_types;
+    const Iface *iface = iface_of(iface_handle);
+    const bool names_operation =
+            (attr->field_mask & ucx::PerfAttr::OPERATION) != 0 &&
+            (attr->operation == ucx::EP_OP_PUT_ZCOPY || attr->operation == ucx::EP_OP_GET_ZCOPY);
     const bool names_types = (attr->field_mask & ucx::PerfAttr::LOCAL_MEMORY_TYPE) != 0 &&
                              (attr->field_mask & ucx::PerfAttr::REMOTE_MEMORY_TYPE) != 0;
-    if (names_types && (attr->field_mask & ucx::PerfAttr::OPERATION) != 0 &&
-        attr->operation == ucx::EP_OP_PUT_ZCOPY &&
-        ((served & UCS_BIT(attr->local_memory_type)) == 0 ||
-         (served & UCS_BIT(attr->remote_memory_type)) == 0)) {
-        return UCS_ERR_UNSUPPORTED;
+    bool host = true;
+    if (names_operation && names_types) {
+        const uint64_t types = UCS_BIT(attr->local_memory_type) | UCS_BIT(attr->remote_memory_type);
+        host = types == UCS_BIT(UCS_MEMORY_TYPE_HOST);
+        // A wire faster than the processor encodes would only be slowed down.
+        const bool too_fast = host && iface->md->bypass == BypassOption::AUTO &&
+                              iface->lower_bandwidth() > codec_speed();
+        if ((types & ~iface->md->mem_types) != 0 || too_fast) {
+            return UCS_ERR_UNSUPPORTED;
+        }
     }
-    const ucs_status_t status = uct_base_iface_estimate_perf(iface, attr);
-    if (status == UCS_OK && (attr->field_mask & ucx::PerfAttr::RECV_OVERHEAD) != 0) {
+    const ucs_status_t status = uct_base_iface_estimate_perf(iface_handle, attr);
+    if (status != UCS_OK || !names_operation) {
+        return status;
+    }
+    if ((attr->field_mask & ucx::PerfAttr::SEND_PRE_OVERHEAD) != 0) {
+        attr->send_pre_overhead = priced_overhead(iface, least_size(iface, host, attr->operation));
+    }
+    if ((attr->field_mask & ucx::PerfAttr::RECV_OVERHEAD) != 0) {
         attr->recv_overhead = 0; // priced_overhead() is all of it
     }
     return status;
@@ -293,8 +349,11 @@ ucs_status_t iface_flush(uct_iface_h iface, unsigned flags, uct_completion_t *co
     return UCS_OK;
 }
 
-ucs_status_t iface_fence(uct_iface_h, unsigned)
+ucs_status_t iface_fence(uct_iface_h iface, unsigned)
 {
+    for (auto &[id, ep] : iface_of(iface)->eps) {
+        ep->fence();
+    }
     return UCS_OK;
 }
 
@@ -304,12 +363,14 @@ void iface_close(uct_iface_h iface_handle)
 {
     Iface *iface = iface_of(iface_handle);
     const Counters &c = iface->counters;
-    if (c.puts > 0 || c.received_segments > 0) {
+    if (c.puts > 0 || c.gets > 0 || c.received_segments > 0) {
+        const RegistrationCounters registered = iface->md->registrations();
         zip_info("zip/%s: sent %lu puts, %lu bytes as %lu in %lu segments (%lu of them "
-                 "uncompressed); received %lu "
-                 "bytes in %lu segments, refused %lu",
+                 "uncompressed); received %lu bytes in %lu segments, refused %lu; got %lu gets, "
+                 "%lu bytes; %lu bytes straight; registered below %lu times, at most %lu bytes",
                  iface->md->transport.c_str(), c.puts, c.put_bytes, c.wire_bytes, c.segments,
-                 c.stored_segments, c.received_bytes, c.received_segments, c.refused_segments);
+                 c.stored_segments, c.received_bytes, c.received_segments, c.refused_segments,
+                 c.gets, c.get_bytes, c.straight_bytes, registered.count, registered.peak_bytes);
     }
     if (iface->progress_registered) {
         uct_worker_progress_unregister_safe(iface->worker, &iface->progress_id);
@@ -319,7 +380,7 @@ void iface_close(uct_iface_h iface_handle)
         uct_iface_progress(iface->lower);
     }
     for (auto &departing : iface->departing) {
-        uct_ep_destroy(departing->lower);
+        iface->close_lower(departing->lower);
     }
     iface->departing.clear();
     if (iface->lower != nullptr) {
@@ -377,6 +438,10 @@ ucs_status_t open_lower(Iface *iface, const uct_iface_params_t *params)
                   connect_option_names[iface->options.connect]);
         return UCS_ERR_UNSUPPORTED;
     }
+    // UCT says so of rc; of tcp, and of memory that is mapped here, it is known.
+    iface->puts_are_ordered = static_cast<OrderOption>(iface->options.order) == OrderOption::AUTO &&
+                              ((attr.cap.flags & UCT_IFACE_FLAG_PUT_AM_ORDER) != 0 ||
+                               iface->md->transport == "tcp" || iface->md->lower_rkey_ptr);
     iface->lower_connects_to_ep = to_ep && wish != ConnectOption::IFACE;
     iface->inline_max = std::min(attr.cap.am.max_bcopy - sizeof(wire::Segment), MAX_INLINE);
 
@@ -475,6 +540,37 @@ ucs_status_t query_devices(uct_md_h md_handle, ucx::TlDevice **devices_p, unsign
 
 // ---- Iface
 
+double codec_speed()
+{
+    static const double speed = [] {
+        // bf16 with exponents as a bell-shaped distribution has them
+        constexpr size_t VALUES = 65536;
+        constexpr unsigned ROUNDS = 3;
+        std::vector<uint16_t> data(VALUES), decoded(VALUES);
+        uint64_t state = 1;
+        for (uint16_t &value : data) {
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            const unsigned exponent = 120 - static_cast<unsigned>(std::countl_zero(state | 1)) % 16;
+            value = static_cast<uint16_t>(exponent << 7 | (state >> 20 & 0x807f));
+        }
+        std::vector<char> encoded(zip_codec_bound(VALUES * sizeof(uint16_t)));
+        double slower = 0;
+        for (unsigned round = 0; round < ROUNDS; ++round) {
+            size_t length = 0;
+            const auto start = std::chrono::steady_clock::now();
+            zip_codec_encode(ZIP_DTYPE_BF16, data.data(), VALUES * sizeof(uint16_t), encoded.data(),
+                             encoded.size(), &length);
+            const auto middle = std::chrono::steady_clock::now();
+            zip_codec_decode(encoded.data(), length, decoded.data(), VALUES * sizeof(uint16_t));
+            const auto end = std::chrono::steady_clock::now();
+            const std::chrono::duration<double> longer = std::max(middle - start, end - middle);
+            slower = std::max(slower, VALUES * sizeof(uint16_t) / longer.count());
+        }
+        return slower;
+    }();
+    return speed;
+}
+
 void Iface::start_progress()
 {
     if (!progress_registered) {
@@ -570,7 +666,14 @@ void Iface::remove(Ep *ep)
     }
     if (ep->lower != nullptr) {
         eps_by_lower.erase(ep->lower);
-        depart(ep->lower, ep->peer_id, ep->lower_failed || !ep->connected, std::move(slots));
+        // an operation below that has not ended would be waited for in vain
+        const bool dead = ep->lower_failed || !ep->connected || ep->under_way > 0;
+        for (LowerOperation &operation : lower_operations) {
+            if (operation.ep == ep) {
+                operation.ep = nullptr;
+            }
+        }
+        depart(ep->lower, ep->peer_id, dead, std::move(slots));
         ep->lower = nullptr;
     }
 }
@@ -673,23 +776,58 @@ void Iface::free_tx_buffers_of(uct_ep_h user)
     }
 }
 
-zip_dtype_t Iface::choose_dtype(const void *data, size_t length) const
+LowerOperation *Iface::begin_lower_operation(Ep *ep)
 {
+    LowerOperation &operation = lower_operations.emplace_back();
+    operation = {{on_lower_operation, 1, UCS_OK}, this, ep, ep->lower, nullptr, nullptr, nullptr};
+    return &operation;
+}
+
+void Iface::forget_lower_operation(LowerOperation *operation)
+{
+    lower_operations.remove_if(
+            [operation](const LowerOperation &other) { return &other == operation; });
+}
+
+void Iface::detach_lower_operations(Ep *ep)
+{
+    for (LowerOperation &operation : lower_operations) {
+        if (operation.ep == ep) {
+            operation.tracked = nullptr;
+            operation.segment = nullptr;
+        }
+    }
+}
+
+double Iface::lower_bandwidth() const
+{
+    return std::max(lower_attr.bandwidth.shared, lower_attr.bandwidth.dedicated);
+}
+
+zip_dtype_t Iface::choose_dtype(const void *data, size_t length, float &ratio) const
+{
+    ratio = 1;
     if (length < options.min_size) {
         return ZIP_DTYPE_BYTES;
     }
     zip_probe_t probe;
     switch (static_cast<DtypeOption>(options.dtype)) {
     case DtypeOption::BF16:
+        ratio = 0.67f;
         return ZIP_DTYPE_BF16;
     case DtypeOption::FP32:
+        ratio = 0.84f;
         return ZIP_DTYPE_FP32;
     case DtypeOption::NONE:
         return ZIP_DTYPE_BYTES;
     case DtypeOption::AUTO:
         break;
     }
-    return zip_codec_probe(data, length, &probe) == ZIP_OK ? probe.dtype : ZIP_DTYPE_BYTES;
+    if (zip_codec_probe(data, length, &probe) != ZIP_OK) {
+        return ZIP_DTYPE_BYTES;
+    }
+    ratio = probe.ratio;
+    return probe.dtype;
 }
 
 void Iface::depart(uct_ep_h lower_ep, uint64_t peer_id, bool dead, std::vector<uint32_t> slots)
@@ -698,6 +836,23 @@ void Iface::depart(uct_ep_h lower_ep, uint64_t peer_id, bool dead, std::vector<u
     *next = {lower_ep,        peer_id, dead, false, {[](uct_completion_t *) {}, 1, UCS_OK},
              std::move(slots)};
     departing.push_back(std::move(next));
+}
+
+void Iface::close_lower(uct_ep_h lower_ep)
+{
+    uct_ep_destroy(lower_ep);
+    free_tx_buffers_of(lower_ep);
+    for (bool found = true; found;) { // that the transport below has not ended itself
+        found = false;
+        for (LowerOperation &operation : lower_operations) {
+            if (operation.lower == lower_ep) {
+                operation.completion.status = UCS_ERR_CANCELED;
+                on_lower_operation(&operation.completion);
+                found = true;
+                break;
+            }
+        }
+    }
 }
 
 // True when the endpoint below is destroyed.
@@ -723,8 +878,7 @@ bool Iface::progress_departing(Departing &departing_ep)
     } else if (!departing_ep.dead && departing_ep.flushed.count > 0) {
         return false;
     }
-    uct_ep_destroy(departing_ep.lower);
-    free_tx_buffers_of(departing_ep.lower);
+    close_lower(departing_ep.lower);
     for (uint32_t slot : departing_ep.slots) {
         release_slot(slot);
     }
@@ -747,6 +901,7 @@ void init_tl()
 
     fill_unsupported(iface_ops);
     iface_ops.ep_put_zcopy = ep_put_zcopy;
+    iface_ops.ep_get_zcopy = ep_get_zcopy;
     iface_ops.ep_pending_add = ep_pending_add;
     iface_ops.ep_pending_purge = ep_pending_purge;
     iface_ops.ep_flush = ep_flush;

@@ -4,10 +4,12 @@
 #define ZIP_IFACE_H
 
 #include "kernels/codec.h"
+#include "uct/zip/zip_bypass.h"
 #include "uct/zip/zip_staging.h"
 
 #include <chrono>
 #include <deque>
+#include <list>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -15,6 +17,8 @@
 namespace zip {
 
 struct Ep;
+struct Tracked;
+struct Unannounced;
 
 extern ucx::Tl tl; // the one of this plugin
 
@@ -25,17 +29,23 @@ struct IfaceOptions { // as UCX's parser fills it from iface_options_table
     size_t min_size;
     unsigned dtype; // index of dtype_option_names
     unsigned connect;
+    unsigned order;
     double bandwidth_ratio;
 };
 extern ucs_config_field_t iface_options_table[];
 
 enum class DtypeOption : unsigned { AUTO, BF16, FP32, NONE };
 enum class ConnectOption : unsigned { AUTO, IFACE, EP };
+enum class OrderOption : unsigned { AUTO, FLUSH };
 
 // What an interface has done, logged when it closes.
 struct Counters {
     uint64_t puts = 0;
-    uint64_t put_bytes = 0;  // of the application
+    uint64_t put_bytes = 0; // of the application
+    uint64_t gets = 0;
+    uint64_t get_bytes = 0;
+    uint64_t straight_bytes =
+            0;               // of both, that went uncompressed between the applications' buffers
     uint64_t wire_bytes = 0; // of segments, encoded, without control messages
     uint64_t segments = 0;
     uint64_t stored_segments = 0; // segments that went uncompressed
@@ -75,6 +85,19 @@ constexpr std::chrono::seconds ORPHAN_AGE(60);
 
 struct Iface;
 
+// An operation of the transport below that an endpoint waits for: the pieces of an operation that
+// goes straight, or a flush. Lives until the transport below is done with it, whatever becomes of
+// the endpoint.
+struct LowerOperation {
+    uct_completion_t completion; // one more than what was posted, until all is
+    Iface *iface;
+    Ep *ep; // NULL when that is gone
+    uct_ep_h lower;
+    uct_completion_t *user; // of the application, or NULL
+    Tracked *tracked;       // it is done with this, or NULL
+    Unannounced *segment;   // that may be announced with this, or NULL
+};
+
 struct AmArg {
     Iface *iface;
     wire::MessageType type;
@@ -88,7 +111,8 @@ struct Iface {
     uct_iface_h lower = nullptr;
     uct_iface_attr_t lower_attr = {};
     bool lower_connects_to_ep = false;
-    size_t inline_max = 0; // bytes of a segment that fit a message
+    bool puts_are_ordered = false; // below: a message comes after the puts before it
+    size_t inline_max = 0;         // bytes of a segment that fit a message
     size_t segment_size = 0;
     size_t slot_size = 0;
 
@@ -104,6 +128,7 @@ struct Iface {
     std::unique_ptr<SlotPool> tx_pool;
     std::vector<std::unique_ptr<TxBuffer>> tx_buffers;
     std::deque<std::unique_ptr<Departing>> departing;
+    std::list<LowerOperation> lower_operations;
     AmArg am_args[wire::MESSAGE_TYPE_LAST];
     Counters counters;
 
@@ -132,12 +157,25 @@ struct Iface {
     TxBuffer *take_tx_buffer(uct_ep_h user);
     void free_tx_buffers_of(uct_ep_h user);
 
-    // The codec's type for `length` bytes at `data`.
-    zip_dtype_t choose_dtype(const void *data, size_t length) const;
+    // A completion for the transport below, with one operation already counted.
+    LowerOperation *begin_lower_operation(Ep *ep);
+    // Nothing was posted with it.
+    void forget_lower_operation(LowerOperation *operation);
+    // Has the operations of a failed endpoint touch nothing of it but the count of them.
+    void detach_lower_operations(Ep *ep);
+
+    // Bytes a second that UCX believes of the transport below.
+    double lower_bandwidth() const;
+
+    // The codec's type for `length` bytes at `data`, and what of their length to expect.
+    zip_dtype_t choose_dtype(const void *data, size_t length, float &ratio) const;
 
     // Takes over an endpoint below: says goodbye to `peer_id` unless `dead`, and destroys it from
     // progress. Then `slots` are free.
     void depart(uct_ep_h lower_ep, uint64_t peer_id, bool dead, std::vector<uint32_t> slots);
+
+    // Destroys an endpoint below, and ends what it has not.
+    void close_lower(uct_ep_h lower_ep);
 
 private:
     bool progress_departing(Departing &departing_ep);
@@ -151,9 +189,8 @@ inline Iface *iface_of(uct_iface_h iface)
     return reinterpret_cast<Iface *>(iface);
 }
 
-// Sends one control message; UCS_ERR_NO_RESOURCE: try again from progress.
-ucs_status_t send_message(uct_ep_h lower_ep, wire::MessageType type, const void *message,
-                          size_t length);
+// Bytes a second that this processor encodes or decodes, whichever is slower. Measured once.
+double codec_speed();
 
 // Fills the transport's operations. After init_component() and before registration.
 void init_tl();

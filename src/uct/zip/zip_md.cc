@@ -2,8 +2,10 @@
 // Memory domain: choice of the transport below, registration, remote keys.
 #include "uct/zip/zip_md.h"
 
+#include <dlfcn.h>
 #include <sys/random.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -17,25 +19,38 @@ namespace zip {
 ucx::Component component;
 static ucx::MdOps md_ops;
 
+static const char *bypass_option_names[] = {"auto", "never", "always", nullptr};
+
 ucs_config_field_t md_options_table[] = {
         {"TLS", "auto",
          "Transports to put compressed data on, best first; the first one that has a device here "
          "is used.\n"
-         "\"auto\" takes rc_mlx5, rc_verbs, tcp, posix and sysv in this order, and if UCX_TLS "
-         "lists transports,\n"
-         "only those listed there.",
+         "\"auto\" takes rc_mlx5, rc_verbs, dc_mlx5, srd, tcp, posix and sysv in this order, and "
+         "if "
+         "UCX_TLS lists\n"
+         "transports, only those listed there.",
          ucs_offsetof(MdOptions, transports), UCS_CONFIG_TYPE_STRING},
 
         {"MEM_TYPES", "cuda",
-         "Memory types to compress. This build serves host only. Host memory has to be named, "
-         "because the transport\n"
-         "then takes part in all large transfers of host memory.",
+         "Memory types to serve. Host memory has to be named, because the transport then takes "
+         "part "
+         "in all large\n"
+         "transfers of host memory. This build passes CUDA memory on uncompressed, where the "
+         "transport below takes it\n"
+         "and UCX_TLS names zip.",
          ucs_offsetof(MdOptions, mem_types),
          UCS_CONFIG_TYPE_BITMAP(nullptr)}, // names: init_component()
 
+        {"BYPASS", "auto",
+         "Whether an operation goes uncompressed, straight between the application's buffers, "
+         "where "
+         "the transport below\n"
+         "can do that: auto (where compressing does not pay, by what was measured), never, always.",
+         ucs_offsetof(MdOptions, bypass), UCS_CONFIG_TYPE_ENUM(bypass_option_names)},
+
         {nullptr, nullptr, nullptr, 0, {}}};
 
-constexpr uint64_t SERVED_MEM_TYPES = UCS_BIT(UCS_MEMORY_TYPE_HOST);
+constexpr uint64_t HOST = UCS_BIT(UCS_MEMORY_TYPE_HOST), CUDA = UCS_BIT(UCS_MEMORY_TYPE_CUDA);
 constexpr char MD_PREFIX[] = "zip_"; // of domain names, before the name of the domain below
 
 uint64_t random_id()
@@ -89,9 +104,15 @@ bool lists(const std::vector<std::string> &tls, const std::string &name)
         const char *group;
         const char *members; // with a comma before and after each
     } groups[] = {
-            {"rc", ",rc_mlx5,rc_verbs,"}, {"rc_x", ",rc_mlx5,"},   {"rc_v", ",rc_verbs,"},
-            {"ib", ",rc_mlx5,rc_verbs,"}, {"shm", ",posix,sysv,"}, {"sm", ",posix,sysv,"},
+            {"rc", ",rc_mlx5,rc_verbs,"},
+            {"rc_x", ",rc_mlx5,"},
+            {"rc_v", ",rc_verbs,"},
+            {"dc", ",dc_mlx5,"},
+            {"dc_x", ",dc_mlx5,"},
+            {"shm", ",posix,sysv,"},
+            {"sm", ",posix,sysv,"},
             {"mm", ",posix,sysv,"},
+            {"ib", ",rc_mlx5,rc_verbs,dc_mlx5,srd,"},
     };
     for (const std::string &entry : tls) {
         if (entry == name || entry == "\\" + name || entry == "all") {
@@ -113,7 +134,7 @@ std::vector<std::string> candidates(const char *option)
     if (strcmp(option, "auto") != 0) {
         return split(option);
     }
-    std::vector<std::string> names{"rc_mlx5", "rc_verbs", "tcp", "posix", "sysv"};
+    std::vector<std::string> names{"rc_mlx5", "rc_verbs", "dc_mlx5", "srd", "tcp", "posix", "sysv"};
     const char *env = getenv("UCX_TLS");
     if (env == nullptr || env[0] == 0 || env[0] == '^') {
         return names;
@@ -195,9 +216,64 @@ struct Below {
     std::vector<std::string> mds;
 };
 
-Below choose_below(const char *option)
+// Whether UCX_TLS names zip, rather than lists nothing or what not to use.
+bool is_named()
 {
-    for (const std::string &name : candidates(option)) {
+    const char *tls = getenv("UCX_TLS");
+    if (tls == nullptr || tls[0] == '^') {
+        return false;
+    }
+    for (const std::string &name : split(tls)) {
+        if (name == "zip" || name == "\\zip") {
+            return true;
+        }
+    }
+    return false;
+}
+
+// The driver's library, or NULL on a machine without one. Never closed: it does not like that.
+void *cuda_driver()
+{
+    static void *const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+    return library;
+}
+
+bool is_cuda_memory(const void *address)
+{
+    using Query = int (*)(void *, int, uintptr_t);
+    constexpr int MEMORY_TYPE = 2, HOST_MEMORY = 1; // CU_POINTER_ATTRIBUTE_, CU_MEMORYTYPE_
+    static const auto query =
+            cuda_driver() == nullptr
+                    ? nullptr
+                    : reinterpret_cast<Query>(dlsym(cuda_driver(), "cuPointerGetAttribute"));
+    unsigned type = HOST_MEMORY;
+    return query != nullptr &&
+           query(&type, MEMORY_TYPE, reinterpret_cast<uintptr_t>(address)) == 0 &&
+           type != HOST_MEMORY;
+}
+
+// Which of the types that `options` names are served over a domain below with `attr`. CUDA memory
+// is only passed on, which nobody gains from who did not ask for it.
+uint64_t served_types(const MdOptions *options, const ucx::MdAttr &attr)
+{
+    uint64_t served = options->mem_types & HOST;
+    const bool takes_cuda =
+            (attr.reg_mem_types & CUDA) != 0 || (attr.flags & UCT_MD_FLAG_REG_DMABUF) != 0;
+    if ((options->mem_types & CUDA) != 0 && takes_cuda && is_named() && cuda_driver() != nullptr) {
+        served |= CUDA;
+    }
+    return served;
+}
+
+ucs_status_t query_lower(uct_md_h md, ucx::MdAttr &attr)
+{
+    attr.field_mask = UINT64_MAX;
+    return uct_md_query_v2(md, &attr);
+}
+
+Below choose_below(const MdOptions *options)
+{
+    for (const std::string &name : candidates(options->transports)) {
         ucx::Component *owner = component_with(name);
         if (owner == nullptr) {
             zip_debug("zip: this UCX has no transport %s", name.c_str());
@@ -206,14 +282,17 @@ Below choose_below(const char *option)
         Below below{name, handle(owner), {}};
         for (const uct_md_resource_desc_t &resource : md_resources(below.component)) {
             MdPtr md = open_lower(below.component, resource.md_name);
-            if (md && has_devices(md.get(), name)) {
+            ucx::MdAttr attr = {};
+            if (md && has_devices(md.get(), name) && query_lower(md.get(), attr) == UCS_OK &&
+                served_types(options, attr) != 0) {
                 below.mds.push_back(resource.md_name);
             }
         }
         if (!below.mds.empty()) {
             return below;
         }
-        zip_debug("zip: transport %s has no device here", name.c_str());
+        zip_debug("zip: transport %s has no device here that takes the memory types to serve",
+                  name.c_str());
     }
     return {};
 }
@@ -223,16 +302,7 @@ Below choose_below(const char *option)
 bool must_explain()
 {
     static std::atomic<bool> explained = false;
-    const char *tls = getenv("UCX_TLS");
-    if (tls == nullptr || tls[0] == '^') {
-        return false;
-    }
-    for (const std::string &name : split(tls)) {
-        if (name == "zip" || name == "\\zip") {
-            return !explained.exchange(true);
-        }
-    }
-    return false;
+    return is_named() && !explained.exchange(true);
 }
 
 ucs_status_t query_md_resources(uct_component_h self, uct_md_resource_desc_t **resources_p,
@@ -249,21 +319,18 @@ ucs_status_t query_md_resources(uct_component_h self, uct_md_resource_desc_t **r
     ConfigPtr guard(config);
     const auto *options = reinterpret_cast<const MdOptions *>(config);
 
-    if ((options->mem_types & SERVED_MEM_TYPES) == 0) {
-        if (must_explain()) {
-            zip_warn("zip: not used: this build compresses host memory only, and UCX_ZIP_MEM_TYPES "
-                     "does not name "
-                     "it; set UCX_ZIP_MEM_TYPES=host");
-        }
-        return UCS_OK;
-    }
-    const Below below = choose_below(options->transports);
+    const Below below = choose_below(options);
     if (below.mds.empty()) {
         if (must_explain()) {
-            zip_warn("zip: not used: none of the transports that it can put data on has a device "
-                     "here "
-                     "(UCX_ZIP_TLS=%s, UCX_TLS=%s); add one, for example tcp, to UCX_TLS",
-                     options->transports, getenv("UCX_TLS"));
+            const char *tls = getenv("UCX_TLS");
+            zip_warn("zip: not used: %s (UCX_ZIP_TLS=%s, UCX_TLS=%s)",
+                     (options->mem_types & HOST) != 0
+                             ? "none of the transports that it can put data on has a device here; "
+                               "add one, for example tcp, to UCX_TLS"
+                             : "none of the transports here takes the memory that "
+                               "UCX_ZIP_MEM_TYPES names; to compress host memory set "
+                               "UCX_ZIP_MEM_TYPES=host",
+                     options->transports, tls);
         }
         return UCS_OK;
     }
@@ -285,7 +352,7 @@ ucs_status_t md_open(uct_component_h, const char *name, const uct_md_config_t *c
                      uct_md_h *md_p)
 {
     const auto *options = reinterpret_cast<const MdOptions *>(config);
-    const Below below = choose_below(options->transports);
+    const Below below = choose_below(options);
     for (const std::string &lower_name : below.mds) {
         // as long as query_md_resources could say it
         char full[UCT_MD_NAME_MAX];
@@ -298,8 +365,7 @@ ucs_status_t md_open(uct_component_h, const char *name, const uct_md_config_t *c
         if (!lower || !md) {
             return !md ? UCS_ERR_NO_MEMORY : UCS_ERR_NO_DEVICE;
         }
-        md->lower_attr.field_mask = UINT64_MAX;
-        ucs_status_t status = uct_md_query_v2(lower.get(), &md->lower_attr);
+        ucs_status_t status = query_lower(lower.get(), md->lower_attr);
         uct_component_attr_t attr = {};
         attr.field_mask = UCT_COMPONENT_ATTR_FIELD_FLAGS;
         if (status != UCS_OK || (status = uct_component_query(below.component, &attr)) != UCS_OK) {
@@ -310,7 +376,11 @@ ucs_status_t md_open(uct_component_h, const char *name, const uct_md_config_t *c
         md->lower_component = below.component;
         md->transport = below.transport;
         md->lower_rkey_ptr = (attr.flags & UCT_COMPONENT_FLAG_RKEY_PTR) != 0;
-        md->mem_types = options->mem_types & SERVED_MEM_TYPES;
+        md->lower_registers =
+                (md->lower_attr.flags & UCT_MD_FLAG_REG) != 0 &&
+                (md->lower_attr.flags & (UCT_MD_FLAG_NEED_MEMH | UCT_MD_FLAG_NEED_RKEY)) != 0;
+        md->mem_types = served_types(options, md->lower_attr);
+        md->bypass = static_cast<BypassOption>(options->bypass);
         md->lower = lower.release();
         *md_p = reinterpret_cast<uct_md_h>(md.release());
         return UCS_OK;
@@ -323,23 +393,48 @@ void md_close(uct_md_h md)
     delete md_of(md);
 }
 
-ucs_status_t md_query(uct_md_h md, ucx::MdAttr *attr)
+// Bytes of the key of the domain below inside a packed key.
+size_t lower_rkey_size(const Md *md)
+{
+    return md->lower_registers && (md->lower_attr.flags & UCT_MD_FLAG_NEED_RKEY) != 0 &&
+                           !md->lower_rkey_ptr
+                   ? md->lower_attr.rkey_packed_size
+                   : 0;
+}
+
+ucs_status_t md_query(uct_md_h md_handle, ucx::MdAttr *attr)
 {
     uct_md_base_md_query(attr);
+    const Md *md = md_of(md_handle);
     attr->flags = UCT_MD_FLAG_REG | UCT_MD_FLAG_NEED_MEMH | UCT_MD_FLAG_NEED_RKEY;
-    attr->reg_mem_types = md_of(md)->mem_types;
-    attr->access_mem_types = UCS_BIT(UCS_MEMORY_TYPE_HOST);
-    attr->rkey_packed_size = sizeof(wire::Rkey);
+    attr->reg_mem_types = md->mem_types & (HOST | md->lower_attr.reg_mem_types);
+    if ((md->mem_types & CUDA) != 0) {
+        attr->flags |= md->lower_attr.flags & UCT_MD_FLAG_REG_DMABUF;
+    }
+    attr->access_mem_types = HOST;
+    attr->rkey_packed_size = sizeof(wire::Rkey) + lower_rkey_size(md);
     return UCS_OK;
 }
 
-// Registration is only bookkeeping: data passes through staging, so nothing is pinned.
-ucs_status_t mem_reg(uct_md_h md_handle, void *address, size_t length, const ucx::MemRegParams *,
-                     uct_mem_h *memh_p)
+// Host memory is registered below only when something goes straight from it or into it. Other
+// memory always goes straight, and what registering it takes is at hand only now.
+ucs_status_t mem_reg(uct_md_h md_handle, void *address, size_t length,
+                     const ucx::MemRegParams *params, uct_mem_h *memh_p)
 {
     Md *md = md_of(md_handle);
-    auto *region = new (std::nothrow)
-            Region{random_id(), reinterpret_cast<uintptr_t>(address), length, false, 0};
+    const bool host = (md->mem_types & ~HOST) == 0 || !is_cuda_memory(address);
+    uct_mem_h lower_memh = nullptr;
+    if (!host) {
+        const ucs_status_t status =
+                uct_md_mem_reg_v2(md->lower, address, length, params, &lower_memh);
+        if (status != UCS_OK) {
+            return status;
+        }
+        md->count_registration(static_cast<ssize_t>(length));
+    }
+    auto *region = new (std::nothrow) Region{
+            random_id(), reinterpret_cast<uintptr_t>(address), length, host, false, 0, lower_memh,
+            !host};
     if (region == nullptr) {
         return UCS_ERR_NO_MEMORY;
     }
@@ -354,14 +449,7 @@ ucs_status_t mem_dereg(uct_md_h md_handle, const ucx::MemDeregParams *params)
     if ((params->field_mask & ucx::MemDeregParams::MEMH) == 0) {
         return UCS_ERR_INVALID_PARAM;
     }
-    Md *md = md_of(md_handle);
-    auto *region = static_cast<Region *>(params->memh);
-    {
-        std::unique_lock lock(md->mutex);
-        md->regions.erase(region->id);
-        md->unpinned.wait(lock, [region] { return region->pins == 0; });
-    }
-    delete region;
+    md_of(md_handle)->remove_region(static_cast<Region *>(params->memh));
     return UCS_OK;
 }
 
@@ -370,7 +458,15 @@ ucs_status_t mkey_pack(uct_md_h md_handle, uct_mem_h memh, void *, size_t, const
 {
     Md *md = md_of(md_handle);
     auto *region = static_cast<Region *>(memh);
-    wire::Rkey rkey{{}, 0, region->id};
+    wire::Rkey rkey{{}, 0, region->host ? wire::Rkey::HOST : uint8_t{0}, 0, region->id};
+    auto *lower = static_cast<char *>(buffer) + sizeof(rkey);
+    memset(lower, 0, lower_rkey_size(md));
+    if (lower_rkey_size(md) > 0 && (!region->host || md->bypass != BypassOption::NEVER)) {
+        uct_mem_h lower_memh = md->lower_memh(region);
+        if (lower_memh != nullptr && uct_md_mkey_pack(md->lower, lower_memh, lower) == UCS_OK) {
+            rkey.lower_length = static_cast<uint8_t>(lower_rkey_size(md));
+        }
+    }
     {
         std::lock_guard lock(md->mutex);
         region->exported = true;
@@ -388,10 +484,13 @@ ucs_status_t rkey_unpack(uct_component_h, const void *buffer, const void *, uct_
     if (!packed.version.matches()) {
         return UCS_ERR_UNREACHABLE;
     }
-    auto *rkey = new (std::nothrow) Rkey{packed.region};
+    auto *rkey = new (std::nothrow)
+            Rkey{packed.region, (packed.flags & wire::Rkey::HOST) != 0, {}, nullptr, {}};
     if (rkey == nullptr) {
         return UCS_ERR_NO_MEMORY;
     }
+    const char *lower = static_cast<const char *>(buffer) + sizeof(packed);
+    rkey->lower.assign(lower, lower + packed.lower_length);
     *rkey_p = reinterpret_cast<uct_rkey_t>(rkey);
     *handle_p = rkey;
     return UCS_OK;
@@ -412,14 +511,109 @@ ucs_status_t rkey_compare(uct_component_h, uct_rkey_t a, uct_rkey_t b, const voi
 
 } // namespace
 
+void RegistrationCounters::add(size_t length)
+{
+    ++count;
+    bytes += length;
+    peak_bytes = std::max(peak_bytes, bytes);
+}
+
 Md::~Md()
 {
     for (auto &[id, region] : regions) {
+        if (region->lower_memh != nullptr) {
+            uct_md_mem_dereg(lower, region->lower_memh);
+        }
         delete region;
     }
     if (lower != nullptr) {
         uct_md_close(lower);
     }
+}
+
+uct_mem_h Md::lower_memh(Region *region)
+{
+    std::lock_guard lock(registration_mutex);
+    if (!region->lower_tried && lower_registers) {
+        region->lower_tried = true;
+        const ucx::MemRegParams params{ucx::MemRegParams::FLAGS,
+                                       UCT_MD_MEM_ACCESS_LOCAL_READ |
+                                               UCT_MD_MEM_ACCESS_LOCAL_WRITE |
+                                               UCT_MD_MEM_ACCESS_RMA | UCT_MD_MEM_FLAG_HIDE_ERRORS};
+        const ucs_status_t status =
+                uct_md_mem_reg_v2(lower, reinterpret_cast<void *>(region->address), region->length,
+                                  &params, &region->lower_memh);
+        if (status == UCS_OK) {
+            registered.add(region->length);
+        } else {
+            region->lower_memh = nullptr;
+            zip_debug("zip: %zu bytes at 0x%lx cannot be registered below (%s) and go through "
+                      "staging",
+                      region->length, region->address, ucs_status_string(status));
+        }
+    }
+    return region->lower_memh;
+}
+
+Region *Md::add_region(void *address, size_t length)
+{
+    auto *region = new (std::nothrow) Region{
+            random_id(), reinterpret_cast<uintptr_t>(address), length, true, true, 0, nullptr,
+            true};
+    if (region != nullptr) {
+        std::lock_guard lock(mutex);
+        regions.emplace(region->id, region);
+    }
+    return region;
+}
+
+void Md::remove_region(Region *region)
+{
+    {
+        std::unique_lock lock(mutex);
+        regions.erase(region->id);
+        unpinned.wait(lock, [region] { return region->pins == 0; });
+    }
+    if (region->lower_memh != nullptr) {
+        uct_md_mem_dereg(lower, region->lower_memh);
+        count_registration(-static_cast<ssize_t>(region->length));
+    }
+    delete region;
+}
+
+RegistrationCounters Md::registrations()
+{
+    std::lock_guard lock(registration_mutex);
+    return registered;
+}
+
+void Md::count_registration(ssize_t length)
+{
+    std::lock_guard lock(registration_mutex);
+    if (length > 0) {
+        registered.add(static_cast<size_t>(length));
+    } else {
+        registered.remove(static_cast<size_t>(-length));
+    }
+}
+
+Rkey::~Rkey()
+{
+    if (component != nullptr) {
+        uct_rkey_release(component, &bundle);
+    }
+}
+
+bool Rkey::unpack_lower(uct_component_h lower_component)
+{
+    if (component == nullptr && !lower.empty()) {
+        if (uct_rkey_unpack(lower_component, lower.data(), &bundle) == UCS_OK) {
+            component = lower_component;
+        } else {
+            lower.clear(); // not tried again
+        }
+    }
+    return component != nullptr;
 }
 
 Region *Md::pin(uint64_t id, uint64_t address, uint64_t length)

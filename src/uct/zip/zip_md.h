@@ -11,14 +11,18 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 namespace zip {
 
 extern ucx::Component component; // the one of this plugin
 
+enum class BypassOption : unsigned { AUTO, NEVER, ALWAYS };
+
 struct MdOptions { // as UCX's parser fills it from md_options_table
     char *transports;
     uint64_t mem_types; // bits of ucs_memory_type_t
+    unsigned bypass;
 };
 extern ucs_config_field_t md_options_table[];
 
@@ -27,12 +31,26 @@ struct Region {
     uint64_t id;
     uintptr_t address;
     size_t length;
-    bool exported; // its remote key was packed: peers may write to it
-    unsigned pins; // decodes under way into it
+    bool host;            // the processor can read and write it: it can be encoded and decoded into
+    bool exported;        // peers may write to it and read it
+    unsigned pins;        // decodes and encodes under way
+    uct_mem_h lower_memh; // its registration in the domain below, or NULL
+    bool lower_tried;     // that was tried
 };
 
 // Random bits that a peer cannot guess.
 uint64_t random_id();
+
+// What registrations in the domain below there are: of the application's memory for operations that
+// go straight, and of staging memory.
+struct RegistrationCounters {
+    uint64_t count = 0; // ever
+    uint64_t bytes = 0; // now
+    uint64_t peak_bytes = 0;
+
+    void add(size_t length);
+    void remove(size_t length) { bytes -= length; }
+};
 
 struct Md {
     ucx::Md super; // must be first: UCX sees only this
@@ -41,9 +59,23 @@ struct Md {
     ucx::MdAttr lower_attr;
     std::string transport; // name of the transport below, "tcp"
     bool lower_rkey_ptr;   // remote memory of the domain below can be mapped here
-    uint64_t mem_types;
+    bool lower_registers;  // memory must be registered below before the transport reads or writes
+    uint64_t mem_types;    // served, bits of ucs_memory_type_t
+    BypassOption bypass;
 
     ~Md();
+
+    // The registration of `region` in the domain below, made at the first call; NULL if that
+    // failed, or the domain needs none. Any thread.
+    uct_mem_h lower_memh(Region *region);
+    // Adds a region for [address, address + length) that needs no registration below, exported
+    // already. NULL: no memory.
+    Region *add_region(void *address, size_t length);
+    // Takes it out again; waits until nobody pins it.
+    void remove_region(Region *region);
+    RegistrationCounters registrations(); // any thread
+    // For staging memory: counts what was registered (`length` > 0) or deregistered (< 0).
+    void count_registration(ssize_t length);
 
     // Keeps region `id` from being deregistered, if it is exported and holds all of [address,
     // address + length). Any thread. NULL if it does not; otherwise unpin() must follow.
@@ -52,7 +84,9 @@ struct Md {
 
     std::mutex mutex;
     std::condition_variable unpinned;
-    std::unordered_map<uint64_t, Region *> regions; // under mutex, as are their fields
+    std::unordered_map<uint64_t, Region *> regions; // under mutex, as are `exported` and `pins`
+    std::mutex registration_mutex; // for registrations below; taken before `mutex` where both are
+    RegistrationCounters registered;
 };
 
 inline Md *md_of(uct_md_h md)
@@ -63,6 +97,15 @@ inline Md *md_of(uct_md_h md)
 // What an unpacked remote key is.
 struct Rkey {
     uint64_t region;
+    bool host;               // the peer's processor can decode into that region
+    std::vector<char> lower; // packed key of the domain below; empty: not registered there
+    uct_component_h component = nullptr; // of the domain below, once that key is unpacked
+    uct_rkey_bundle_t bundle = {};
+
+    ~Rkey();
+    // Unpacks the key of the domain below when it is first needed. False if there is none, or it
+    // is no good.
+    bool unpack_lower(uct_component_h lower_component);
 };
 
 // Sets every slot of an operation table to a function that answers "unsupported"; those that later

@@ -107,7 +107,7 @@ std::unique_ptr<StagingMemory> StagingMemory::allocate(Md *md, size_t length, co
     if (uct_mem_alloc(length, methods, 1, &params, &staging->memory_) != UCS_OK) {
         return nullptr;
     }
-    staging->lower_ = md->lower;
+    staging->md_ = md;
 
     if (by_md) {
         staging->memh_ = staging->memory_.memh;
@@ -118,6 +118,7 @@ std::unique_ptr<StagingMemory> StagingMemory::allocate(Md *md, size_t length, co
             return nullptr;
         }
         staging->registered_ = true;
+        md->count_registration(static_cast<ssize_t>(staging->memory_.length));
     }
     if ((md->lower_attr.flags & UCT_MD_FLAG_NEED_RKEY) != 0) {
         staging->rkey_.resize(md->lower_attr.rkey_packed_size);
@@ -131,7 +132,8 @@ std::unique_ptr<StagingMemory> StagingMemory::allocate(Md *md, size_t length, co
 StagingMemory::~StagingMemory()
 {
     if (registered_) {
-        uct_md_mem_dereg(lower_, memh_);
+        uct_md_mem_dereg(md_->lower, memh_);
+        md_->count_registration(-static_cast<ssize_t>(memory_.length));
     }
     if (memory_.address != nullptr) {
         uct_mem_free(&memory_);

@@ -29,7 +29,7 @@ public:
 private:
     StagingMemory() = default;
 
-    uct_md_h lower_ = nullptr;
+    Md *md_ = nullptr;
     uct_allocated_memory_t memory_ = {};
     uct_mem_h memh_ = nullptr;
     bool registered_ = false;

@@ -22,7 +22,7 @@ static_assert(std::endian::native == std::endian::little,
               "big-endian machines need byte swaps here");
 
 constexpr uint16_t MAGIC = 0x705a; // "Zp"
-constexpr uint8_t PROTOCOL_VERSION = 1;
+constexpr uint8_t PROTOCOL_VERSION = 2;
 constexpr uint8_t CODEC_VERSION = format::VERSION;
 
 struct __attribute__((packed)) Version {
@@ -53,10 +53,15 @@ struct __attribute__((packed)) EpAddress {
     uint64_t id; // random: a message that does not name it is not for this endpoint
 };
 
-// Packed remote key.
+// Packed remote key, followed by the key of the domain below, if the region is registered there.
 struct __attribute__((packed)) Rkey {
+    // `flags`: the exporting process can decode into the region
+    static constexpr uint8_t HOST = 1;
+
     Version version;
-    uint32_t reserved;
+    uint8_t lower_length;
+    uint8_t flags;
+    uint16_t reserved;
     uint64_t region; // random: cannot be guessed, only exported
 };
 
@@ -70,6 +75,8 @@ enum MessageType : uint8_t {
     RETURN,  // sender to receiver: slots given back
     REFUSE,  // receiver to sender: a segment was refused, the endpoint is broken
     BYE,     // either: this endpoint is gone and writes into no slot any more
+    GET,     // receiver to sender: put a piece of your memory into mine
+    DECLINE, // sender to receiver: it would not shrink, read it yourself
     MESSAGE_TYPE_LAST
 };
 
@@ -113,6 +120,23 @@ struct __attribute__((packed)) Segment {
     uint64_t length;  // of the piece, before encoding
     uint32_t encoded_length;
     uint32_t slot;
+};
+
+// A read: the peer that gets it puts [address, address + length) of its own exported region into
+// [to_address, to_address + length) of the asking peer's.
+struct __attribute__((packed)) Get {
+    Header header;
+    uint64_t region;
+    uint64_t address;
+    uint64_t length;
+    uint64_t to_region;
+    uint64_t to_address;
+    uint8_t may_decline; // 1: the asking peer can read it by itself
+};
+
+struct __attribute__((packed)) Decline {
+    Header header;
+    uint64_t to_region;
 };
 
 // Followed by `count` slot numbers (u32) that the sender may use again. Also the body of a Return.
