@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Byte counters of a network interface.
+// Byte counters of a network interface or an RDMA port.
 #include "tools/link_counter.h"
 
 #include "tools/error.h"
@@ -35,21 +35,32 @@ bool same_address(const sockaddr *a, const sockaddr *b)
 
 LinkCounter::LinkCounter(std::string interface) : interface_(std::move(interface))
 {
+    const size_t colon = interface_.find(':');
     if (interface_.empty() || interface_.find('/') != std::string::npos) {
         throw Error("'" + interface_ + "' is no network interface; see `ip link`");
     }
-    read("tx_bytes");
+    if (colon == std::string::npos) {
+        const std::string folder = "/sys/class/net/" + interface_ + "/statistics/";
+        tx_file_ = folder + "tx_bytes";
+        rx_file_ = folder + "rx_bytes";
+    } else {
+        const std::string folder = "/sys/class/infiniband/" + interface_.substr(0, colon) +
+                                   "/ports/" + interface_.substr(colon + 1) + "/counters/";
+        tx_file_ = folder + "port_xmit_data";
+        rx_file_ = folder + "port_rcv_data";
+        unit_ = 4; // as InfiniBand's PortCounters define it
+    }
+    read(tx_file_);
 }
 
-uint64_t LinkCounter::read(const char *counter) const
+uint64_t LinkCounter::read(const std::string &file) const
 {
-    std::ifstream in("/sys/class/net/" + interface_ + "/statistics/" + counter);
+    std::ifstream in(file);
     uint64_t value = 0;
     if (!(in >> value)) {
-        throw Error("cannot read the byte counters of network interface '" + interface_ +
-                    "'; see `ip link`");
+        throw Error("cannot read the byte counter " + file + "; see `ip link` or `ibv_devinfo`");
     }
-    return value;
+    return value * unit_;
 }
 
 std::string interface_of_socket(int fd)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The kernel's own count of bytes that left through a network interface: what really crossed the
-// wire, whatever a library says about itself.
+// The count of bytes that left through a network interface or a port of an RDMA device, kept by the
+// kernel or the card: what really crossed the wire, whatever a library says about itself.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,21 @@ namespace tools {
 
 class LinkCounter {
 public:
-    // `interface` as in /sys/class/net. Throws Error if it does not exist.
+    // `interface` as in /sys/class/net, or DEVICE:PORT as in /sys/class/infiniband. Throws Error if
+    // it does not exist.
     explicit LinkCounter(std::string interface);
 
     const std::string &interface() const { return interface_; }
 
-    uint64_t tx_bytes() const { return read("tx_bytes"); }
-    uint64_t rx_bytes() const { return read("rx_bytes"); }
+    uint64_t tx_bytes() const { return read(tx_file_); }
+    uint64_t rx_bytes() const { return read(rx_file_); }
 
 private:
-    uint64_t read(const char *counter) const;
+    uint64_t read(const std::string &file) const;
 
     std::string interface_;
+    std::string tx_file_, rx_file_;
+    uint64_t unit_ = 1; // bytes
 };
 
 // The interface that holds the local address of a connected socket; empty if there is none.

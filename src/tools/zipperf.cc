@@ -44,8 +44,8 @@ void add_model(CLI::App &app, tools::ModelOptions &options)
     model->add_option("--wire", options.wire, "What the results call the wire");
     model->add_option(
             "--interface", options.interface,
-            "Network interface whose byte counter is read (default: the one that leads to "
-            "the receiver)");
+            "Network interface, or DEVICE:PORT of an RDMA device, whose byte counter is read "
+            "(default: the network interface that leads to the receiver)");
     model->add_option("--timeout", options.timeout_s, "Seconds without progress that end it")
             ->check(CLI::Range(0.1, 86400.0))
             ->capture_default_str();

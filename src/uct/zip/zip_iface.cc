@@ -60,8 +60,8 @@ ucs_config_field_t iface_options_table[] = {
          ucs_offsetof(IfaceOptions, order), UCS_CONFIG_TYPE_ENUM(order_option_names)},
 
         {"BW_RATIO", "5",
-         "Bandwidth that protocol selection is told, as a multiple of that of the transport below. "
-         "Above 4 large\n"
+         "Bandwidth that selection is told for GPU memory, as a multiple of that of the transport "
+         "below. Above 4 large\n"
          "messages go through zip alone, not striped raw over the lane beside it.",
          ucs_offsetof(IfaceOptions, bandwidth_ratio), UCS_CONFIG_TYPE_DOUBLE},
 
@@ -69,7 +69,10 @@ ucs_config_field_t iface_options_table[] = {
 
 namespace {
 
-constexpr size_t MIN_SLOTS = 8; // of an interface's staging memory, both directions
+// Host memory has no lane of the transport below beside zip's on a device: the truth will do.
+constexpr double HOST_RATIO = 1.5;
+constexpr double LOSING_RATIO = 0.9; // of the bandwidth below, to be the second best
+constexpr size_t MIN_SLOTS = 8;      // of an interface's staging memory, both directions
 constexpr size_t SLOT_ALIGNMENT = 4096;
 constexpr size_t MIN_SEGMENT_SIZE = 4096;
 constexpr size_t MAX_SEGMENT_SIZE = size_t(1) << 30;
@@ -149,10 +152,10 @@ unsigned progress_callback(void *arg)
 // Protocol selection weighs overheads against length / bandwidth, and the bandwidths it is told may
 // be far from the truth. This overhead makes zip dearer than the transport below for what is
 // shorter than `size`, whatever those are.
-double priced_overhead(const Iface *iface, size_t size)
+double priced_overhead(const Iface *iface, double told_ratio, size_t size)
 {
     const double below = iface->lower_bandwidth();
-    const double gain = 1 - 1 / iface->options.bandwidth_ratio;
+    const double gain = 1 - 1 / told_ratio;
     return below > 0 && gain > 0 ? static_cast<double>(size) * gain / below : 0;
 }
 
@@ -170,6 +173,13 @@ size_t least_size(const Iface *iface, bool host, int operation)
     const bool dear = operation == ucx::EP_OP_GET_ZCOPY &&
                       (iface->lower_attr.cap.flags & UCT_IFACE_FLAG_GET_ZCOPY) == 0;
     return dear ? size * 4 : size;
+}
+
+// Whether host memory is not worth compressing here: a wire faster than the processor encodes and
+// decodes would only be slowed down.
+bool is_too_fast(const Iface *iface)
+{
+    return iface->md->bypass == BypassOption::AUTO && iface->lower_bandwidth() > codec_speed();
 }
 
 ucs_status_t iface_query(uct_iface_h iface_handle, uct_iface_attr_t *attr)
@@ -191,24 +201,40 @@ ucs_status_t iface_query(uct_iface_h iface_handle, uct_iface_attr_t *attr)
     attr->cap.event_flags =
             lower.cap.event_flags &
             (UCT_IFACE_FLAG_EVENT_SEND_COMP | UCT_IFACE_FLAG_EVENT_RECV | UCT_IFACE_FLAG_EVENT_FD);
-    attr->cap.put.min_zcopy = 0;
+    // What cannot be coded has to be long enough for the transport below.
+    const bool host_only = iface->md->mem_types == UCS_BIT(UCS_MEMORY_TYPE_HOST);
+    attr->cap.put.min_zcopy = host_only ? 0 : lower.cap.put.min_zcopy;
     attr->cap.put.max_zcopy = SIZE_MAX;
     attr->cap.put.opt_zcopy_align = 1;
     attr->cap.put.align_mtu = 1;
     attr->cap.put.max_iov = 1;
-    attr->cap.get.min_zcopy = attr->cap.put.min_zcopy;
+    attr->cap.get.min_zcopy = host_only ? 0 : lower.cap.get.min_zcopy;
     attr->cap.get.max_zcopy = attr->cap.put.max_zcopy;
     attr->cap.get.opt_zcopy_align = attr->cap.put.opt_zcopy_align;
     attr->cap.get.align_mtu = attr->cap.put.align_mtu;
     attr->cap.get.max_iov = attr->cap.put.max_iov;
-    attr->bandwidth.shared = lower.bandwidth.shared * iface->options.bandwidth_ratio;
-    attr->bandwidth.dedicated = lower.bandwidth.dedicated * iface->options.bandwidth_ratio;
+    // Lanes are chosen by bandwidth, and on a device only the best one: where zip would only pass
+    // on, the transport below had better be that.
+    const double told =
+            host_only && is_too_fast(iface) ? LOSING_RATIO : iface->options.bandwidth_ratio;
+    attr->bandwidth.shared = lower.bandwidth.shared * told;
+    attr->bandwidth.dedicated = lower.bandwidth.dedicated * told;
     attr->latency = lower.latency;
-    attr->overhead = priced_overhead(iface, iface->options.min_size);
+    attr->overhead =
+            priced_overhead(iface, iface->options.bandwidth_ratio, iface->options.min_size);
     attr->priority = lower.priority;
     attr->max_num_eps = lower.max_num_eps;
     attr->dev_num_paths = 1;
     return UCS_OK;
+}
+
+// Whether operations on host memory can go straight: then zip is never worse than what is below.
+bool can_bypass(const Iface *iface, int operation)
+{
+    const uint64_t flag =
+            operation == ucx::EP_OP_PUT_ZCOPY ? UCT_IFACE_FLAG_PUT_ZCOPY : UCT_IFACE_FLAG_GET_ZCOPY;
+    return iface->md->bypass != BypassOption::NEVER && !iface->md->lower_rkey_ptr &&
+           (iface->lower_attr.cap.flags & flag) != 0;
 }
 
 ucs_status_t estimate_perf(uct_iface_h iface_handle, ucx::PerfAttr *attr)
@@ -219,27 +245,29 @@ ucs_status_t estimate_perf(uct_iface_h iface_handle, ucx::PerfAttr *attr)
             (attr->operation == ucx::EP_OP_PUT_ZCOPY || attr->operation == ucx::EP_OP_GET_ZCOPY);
     const bool names_types = (attr->field_mask & ucx::PerfAttr::LOCAL_MEMORY_TYPE) != 0 &&
                              (attr->field_mask & ucx::PerfAttr::REMOTE_MEMORY_TYPE) != 0;
-    bool host = true;
-    if (names_operation && names_types) {
-        const uint64_t types = UCS_BIT(attr->local_memory_type) | UCS_BIT(attr->remote_memory_type);
-        host = types == UCS_BIT(UCS_MEMORY_TYPE_HOST);
-        // A wire faster than the processor encodes would only be slowed down.
-        const bool too_fast = host && iface->md->bypass == BypassOption::AUTO &&
-                              iface->lower_bandwidth() > codec_speed();
-        if ((types & ~iface->md->mem_types) != 0 || too_fast) {
-            return UCS_ERR_UNSUPPORTED;
-        }
+    if (!names_operation || !names_types) {
+        return uct_base_iface_estimate_perf(iface_handle, attr);
     }
-    const ucs_status_t status = uct_base_iface_estimate_perf(iface_handle, attr);
-    if (status != UCS_OK || !names_operation) {
+    const uint64_t types = UCS_BIT(attr->local_memory_type) | UCS_BIT(attr->remote_memory_type);
+    const bool host = types == UCS_BIT(UCS_MEMORY_TYPE_HOST);
+    const bool stays_out = host && is_too_fast(iface);
+    if ((types & ~iface->md->mem_types) != 0 ||
+        (stays_out && !can_bypass(iface, attr->operation))) {
+        return UCS_ERR_UNSUPPORTED;
+    }
+    const ucs_status_t status = uct_iface_estimate_perf(iface->lower, attr);
+    if (status != UCS_OK || stays_out) {
         return status;
     }
-    if ((attr->field_mask & ucx::PerfAttr::SEND_PRE_OVERHEAD) != 0) {
-        attr->send_pre_overhead = priced_overhead(iface, least_size(iface, host, attr->operation));
+    const double told = host ? std::min(HOST_RATIO, iface->options.bandwidth_ratio)
+                             : iface->options.bandwidth_ratio;
+    for (auto *bandwidth : {&attr->bandwidth, &attr->path_bandwidth}) {
+        bandwidth->shared *= told;
+        bandwidth->dedicated *= told;
     }
-    if ((attr->field_mask & ucx::PerfAttr::RECV_OVERHEAD) != 0) {
-        attr->recv_overhead = 0; // priced_overhead() is all of it
-    }
+    attr->send_pre_overhead =
+            priced_overhead(iface, told, least_size(iface, host, attr->operation));
+    attr->send_post_overhead = attr->recv_overhead = 0; // that is all of it
     return status;
 }
 
