@@ -282,7 +282,7 @@ TEST_P(Endpoints, SlotsOfAClosedConnectionAreFreeAtOnce)
     run_reconnects(pair, false, false);
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, Endpoints, testing::ValuesIn(WIRES),
+INSTANTIATE_TEST_SUITE_P(Over, Endpoints, testing::ValuesIn(all_wires()),
                          [](const auto &wire) { return wire.param.name; });
 
 } // namespace

@@ -7,6 +7,7 @@
 #include "uct/zip/zip_wire.h"
 
 #include <uct/api/uct.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstring>
@@ -71,7 +72,7 @@ struct Async {
 // A transport's interface with domain and worker of its own.
 class Interface {
 public:
-    explicit Interface(const std::string &transport, const char *device = "lo")
+    Interface(const std::string &transport, const char *device)
     {
         require(uct_worker_create(async_.context, UCS_THREAD_MODE_SINGLE, &worker), "worker");
         uct_component_h *components;
@@ -173,6 +174,11 @@ private:
     Async async_;
 };
 
+// A key as it is packed: that of the domain below follows.
+struct PackedRkey : Rkey {
+    char lower[192] = {};
+};
+
 struct Memory {
     Memory(Interface &of, size_t length, bool exported = true) : interface(of), buffer(length)
     {
@@ -190,7 +196,35 @@ struct Memory {
     Interface &interface;
     Buffer buffer;
     uct_mem_h memh = nullptr;
-    Rkey key = {};
+    PackedRkey key = {};
+};
+
+// Memory of the enemy, which has the key that transports of its kind need, if any.
+struct LowerMemory {
+    LowerMemory(Interface &of, size_t length) : interface(of), buffer(length)
+    {
+        uct_md_attr_t attr;
+        require(uct_md_query(of.md, &attr), "uct_md_query");
+        if ((attr.cap.flags & UCT_MD_FLAG_NEED_RKEY) != 0) {
+            require(uct_md_mem_reg(of.md, buffer.data(), length, UCT_MD_MEM_ACCESS_ALL, &memh),
+                    "reg");
+            key.resize(attr.rkey_packed_size);
+            require(uct_md_mkey_pack(of.md, memh, key.data()), "mkey_pack");
+        }
+    }
+    ~LowerMemory()
+    {
+        if (memh != nullptr) {
+            uct_md_mem_dereg(interface.md, memh);
+        }
+    }
+    LowerMemory(const LowerMemory &) = delete;
+    LowerMemory &operator=(const LowerMemory &) = delete;
+
+    Interface &interface;
+    Buffer buffer;
+    uct_mem_h memh = nullptr;
+    std::string key;
 };
 
 // Two zip endpoints that get along.
@@ -266,8 +300,9 @@ private:
 // The victim, an interface of zip, and the enemy, one of the transport below.
 class Battle {
 public:
-    Battle()
-        : victim("zip"), friend_of_victim("zip"), enemy("tcp"), pair(friend_of_victim, victim),
+    explicit Battle(const Wire &wire)
+        : victim("zip", wire.device), friend_of_victim("zip", wire.device),
+          enemy(wire.transport, wire.device), pair(friend_of_victim, victim),
           pair_out(victim, friend_of_victim)
     {
         for (uint8_t type = 0; type < MESSAGE_TYPE_LAST; ++type) {
@@ -278,14 +313,18 @@ public:
         // behind the victim's own address is that of the transport below
         IfaceAddress head = {};
         EXPECT_TRUE(read(victim.address.data(), victim.address.size(), head));
-        uct_ep_params_t params = {};
-        const std::string lower = victim.address.substr(sizeof(head), head.lower_length);
-        params.field_mask = UCT_EP_PARAM_FIELD_IFACE | UCT_EP_PARAM_FIELD_DEV_ADDR |
-                            UCT_EP_PARAM_FIELD_IFACE_ADDR;
-        params.iface = enemy.iface;
-        params.dev_addr = reinterpret_cast<const uct_device_addr_t *>(victim.device_address.data());
-        params.iface_addr = reinterpret_cast<const uct_iface_addr_t *>(lower.data());
-        require(uct_ep_create(&params, &to_victim_), "uct_ep_create of the enemy");
+        to_endpoints_ = head.connect == 1;
+        if (!to_endpoints_) {
+            uct_ep_params_t params = {};
+            const std::string lower = victim.address.substr(sizeof(head), head.lower_length);
+            params.field_mask = UCT_EP_PARAM_FIELD_IFACE | UCT_EP_PARAM_FIELD_DEV_ADDR |
+                                UCT_EP_PARAM_FIELD_IFACE_ADDR;
+            params.iface = enemy.iface;
+            params.dev_addr =
+                    reinterpret_cast<const uct_device_addr_t *>(victim.device_address.data());
+            params.iface_addr = reinterpret_cast<const uct_iface_addr_t *>(lower.data());
+            require(uct_ep_create(&params, &to_victim_), "uct_ep_create of the enemy");
+        }
         new_endpoint();
     }
     ~Battle()
@@ -314,18 +353,38 @@ public:
         EpAddress head;
         EXPECT_TRUE(read(address.data(), address.size(), head));
         id = head.id;
+        std::string own = enemy.address;
+        if (to_endpoints_) {
+            if (to_victim_ != nullptr) {
+                uct_ep_destroy(to_victim_);
+            }
+            to_victim_ = HonestPair::create(enemy);
+            own = std::string(enemy.attr.ep_addr_len, 0);
+            require(uct_ep_get_address(to_victim_, reinterpret_cast<uct_ep_addr_t *>(own.data())),
+                    "uct_ep_get_address of the enemy");
+        }
         EpAddress forged{};
-        forged.lower_length = static_cast<uint8_t>(enemy.address.size());
+        forged.lower_length = static_cast<uint8_t>(own.size());
         forged.id = ENEMY_ID;
-        address = std::string(reinterpret_cast<const char *>(&forged), sizeof(forged)) +
-                  enemy.address;
+        own = std::string(reinterpret_cast<const char *>(&forged), sizeof(forged)) + own;
         require(uct_ep_connect_to_ep(
                         ep,
                         reinterpret_cast<const uct_device_addr_t *>(enemy.device_address.data()),
-                        reinterpret_cast<const uct_ep_addr_t *>(address.data())),
+                        reinterpret_cast<const uct_ep_addr_t *>(own.data())),
                 "uct_ep_connect_to_ep");
+        if (to_endpoints_) {
+            const std::string lower = address.substr(sizeof(head), head.lower_length);
+            require(uct_ep_connect_to_ep(to_victim_,
+                                         reinterpret_cast<const uct_device_addr_t *>(
+                                                 victim.device_address.data()),
+                                         reinterpret_cast<const uct_ep_addr_t *>(lower.data())),
+                    "uct_ep_connect_to_ep of the enemy");
+        }
         received.clear();
     }
+
+    // How those below are connected.
+    bool to_endpoints() const { return to_endpoints_; }
 
     void progress(unsigned rounds = 1)
     {
@@ -333,6 +392,15 @@ public:
             uct_worker_progress(victim.worker);
             uct_worker_progress(friend_of_victim.worker);
             uct_worker_progress(enemy.worker);
+            if (to_endpoints_) {
+                usleep(1); // or what connects and carries in the background would get no time
+            }
+        }
+    }
+    void progress_until(const std::function<bool()> &done)
+    {
+        for (unsigned i = 0; i < 5000 && !done(); ++i) {
+            progress();
         }
     }
 
@@ -405,6 +473,7 @@ public:
     void expect_endpoint_error(const char *what)
     {
         SCOPED_TRACE(what);
+        progress_until([this] { return !victim.errors[ep].empty(); });
         progress(100);
         EXPECT_EQ(1u, victim.errors[ep].size()) << "no endpoint error, or several";
         for (ucs_status_t status : victim.errors[ep]) {
@@ -444,26 +513,29 @@ private:
     }
 
     std::array<Handler, MESSAGE_TYPE_LAST> handlers_;
+    bool to_endpoints_ = false;
     uct_ep_h to_victim_ = nullptr;
     std::string message_;
 };
 
-// Runs `attack` in a process that has the plugin.
-void run_battle(const std::function<void(Battle &)> &attack, const Env &more = {})
-{
-    Processes alone(Env{{"UCX_TLS", "zip,tcp"},
-                        {"UCX_ZIP_TLS", "tcp"},
-                        {"UCX_ZIP_CONNECT", "iface"},
-                        {"UCX_ZIP_SEG_SIZE", "16k"}} +
-                    more);
-    alone.run([&](Channel &) {
-        Battle battle;
-        battle.pair.check([&] { battle.progress(); });
-        attack(battle);
-        battle.pair.check([&] { battle.progress(); });
-        battle.pair_out.check([&] { battle.progress(); });
-    });
-}
+class HostilePeer : public testing::TestWithParam<Wire> {
+protected:
+    // Runs `attack` in a process that has the plugin.
+    static void run_battle(const std::function<void(Battle &)> &attack, const Env &more = {})
+    {
+        const Wire &wire = GetParam();
+        Processes alone(wire.env +
+                        Env{{"UCX_ZIP_TLS", wire.transport}, {"UCX_ZIP_SEG_SIZE", "16k"}} + more);
+        alone.run([&](Channel &) {
+            Battle battle(wire);
+            battle.pair.check([&] { battle.progress(); });
+            attack(battle);
+            battle.pair.check([&] { battle.progress(); });
+            battle.pair_out.check([&] { battle.progress(); });
+        });
+    }
+};
+class Addresses : public HostilePeer {};
 
 Segment segment_for(const Battle &battle, Memory &memory, uint64_t length)
 {
@@ -478,7 +550,7 @@ Segment segment_for(const Battle &battle, Memory &memory, uint64_t length)
     return segment;
 }
 
-TEST(HostilePeer, MayDoWhatAnHonestOneDoes) // else the rest would say nothing
+TEST_P(HostilePeer, MayDoWhatAnHonestOneDoes) // else the rest would say nothing
 {
     run_battle([](Battle &battle) {
         Memory memory(battle.victim, 1000);
@@ -511,7 +583,7 @@ TEST(HostilePeer, MayDoWhatAnHonestOneDoes) // else the rest would say nothing
     });
 }
 
-TEST(HostilePeer, UnknownEndpointsAreNothingToIt)
+TEST_P(HostilePeer, UnknownEndpointsAreNothingToIt)
 {
     run_battle([](Battle &battle) {
         std::mt19937_64 random(1);
@@ -528,7 +600,7 @@ TEST(HostilePeer, UnknownEndpointsAreNothingToIt)
     });
 }
 
-TEST(HostilePeer, TruncatedMessagesAreRefused)
+TEST_P(HostilePeer, TruncatedMessagesAreRefused)
 {
     run_battle([](Battle &battle) {
         const struct {
@@ -559,7 +631,7 @@ TEST(HostilePeer, TruncatedMessagesAreRefused)
     });
 }
 
-TEST(HostilePeer, SegmentsForMemoryThatIsNotItsToWriteAreRefused)
+TEST_P(HostilePeer, SegmentsForMemoryThatIsNotItsToWriteAreRefused)
 {
     run_battle([](Battle &battle) {
         Memory memory(battle.victim, 1000), secret(battle.victim, 1000, false);
@@ -608,7 +680,7 @@ TEST(HostilePeer, SegmentsForMemoryThatIsNotItsToWriteAreRefused)
     });
 }
 
-TEST(HostilePeer, CorruptChunksAreRefused)
+TEST_P(HostilePeer, CorruptChunksAreRefused)
 {
     run_battle([](Battle &battle) {
         constexpr size_t LENGTH = 16000;
@@ -664,9 +736,11 @@ TEST(HostilePeer, CorruptChunksAreRefused)
 }
 
 // The victim sends, the enemy receives.
-TEST(HostilePeer, GrantsAndAcknowledgementsOutOfThinAirAreRefused)
+TEST_P(HostilePeer, GrantsAndAcknowledgementsOutOfThinAirAreRefused)
 {
     run_battle([](Battle &battle) {
+        LowerMemory memory(battle.enemy, 4 * 20480);
+        const std::string &rkey = memory.key;
         const auto grant_with = [&](const std::function<void(Grant &)> &change,
                                     std::vector<uint32_t> slots = {0}) {
             Grant grant{};
@@ -675,9 +749,11 @@ TEST(HostilePeer, GrantsAndAcknowledgementsOutOfThinAirAreRefused)
             grant.slot_size = 20480;
             grant.slot_count = 4;
             grant.count = static_cast<uint32_t>(slots.size());
+            grant.rkey_length = static_cast<uint32_t>(rkey.size());
             change(grant);
             battle.send(GRANT, grant,
-                        std::string(reinterpret_cast<char *>(slots.data()), slots.size() * 4));
+                        std::string(reinterpret_cast<char *>(slots.data()), slots.size() * 4) +
+                                rkey);
             battle.expect_endpoint_error("grant");
         };
         grant_with([](Grant &g) { g.count = 0; });
@@ -724,7 +800,7 @@ TEST(HostilePeer, GrantsAndAcknowledgementsOutOfThinAirAreRefused)
     });
 }
 
-TEST(HostilePeer, PutsThatItNeverServesEndWithAnError)
+TEST_P(HostilePeer, PutsThatItNeverServesEndWithAnError)
 {
     run_battle([](Battle &battle) {
         Buffer source(100000, Data::BF16, 1);
@@ -755,6 +831,7 @@ TEST(HostilePeer, PutsThatItNeverServesEndWithAnError)
             default:
                 battle.send(GRANT, Header{battle.id});
             }
+            battle.progress_until([] { return puts > 0 && flushes > 0; });
             EXPECT_EQ(1u, puts);
             EXPECT_EQ(1u, flushes);
             EXPECT_TRUE(UCS_STATUS_IS_ERR(put.status));
@@ -765,7 +842,7 @@ TEST(HostilePeer, PutsThatItNeverServesEndWithAnError)
     });
 }
 
-TEST(HostilePeer, WhoTakesSlotsAndLeavesStarvesNobody)
+TEST_P(HostilePeer, WhoTakesSlotsAndLeavesStarvesNobody)
 {
     run_battle(
             [](Battle &battle) {
@@ -795,12 +872,14 @@ TEST(HostilePeer, WhoTakesSlotsAndLeavesStarvesNobody)
 }
 
 // Nothing asserted but that the victim lives, and serves others.
-TEST(HostilePeer, NoiseDoesNoHarm)
+TEST_P(HostilePeer, NoiseDoesNoHarm)
 {
     run_battle([](Battle &battle) {
         std::mt19937_64 random(3);
         Memory memory(battle.victim, 5000);
-        for (unsigned i = 0; i < 1500; ++i) {
+        // connections that sleep take longer
+        const unsigned count = battle.to_endpoints() ? 300 : 1500;
+        for (unsigned i = 0; i < count; ++i) {
             const auto type = static_cast<uint8_t>(random() % MESSAGE_TYPE_LAST);
             if (type == GRANT) {
                 continue; // the victim would put, and this process's own transport would write
@@ -826,7 +905,7 @@ TEST(HostilePeer, NoiseDoesNoHarm)
     });
 }
 
-TEST(Addresses, OtherVersionsAreUnreachable)
+TEST_P(Addresses, OtherVersionsAreUnreachable)
 {
     run_battle([](Battle &battle) {
         const auto reachable = [&](const std::string &address) {
@@ -847,7 +926,7 @@ TEST(Addresses, OtherVersionsAreUnreachable)
         Memory memory(battle.victim, 100);
         uct_rkey_bundle_t rkey;
         for (size_t i = 0; i < sizeof(Version); ++i) {
-            Rkey other = memory.key;
+            PackedRkey other = memory.key;
             reinterpret_cast<char *>(&other)[i] ^= 1;
             EXPECT_EQ(UCS_ERR_UNREACHABLE, uct_rkey_unpack(battle.victim.component, &other, &rkey));
         }
@@ -869,7 +948,7 @@ TEST(Addresses, OtherVersionsAreUnreachable)
     });
 }
 
-TEST(Addresses, RegionsHaveUnguessableNames)
+TEST_P(Addresses, RegionsHaveUnguessableNames)
 {
     run_battle([](Battle &battle) {
         std::vector<std::unique_ptr<Memory>> all;
@@ -885,6 +964,69 @@ TEST(Addresses, RegionsHaveUnguessableNames)
         EXPECT_EQ(~0ull, ones & zeros) << "bits that never change";
     });
 }
+
+// A card refuses to write where the enemy has no memory, or not with that key, and breaks the
+// connection; tcp writes, because its peers are trusted.
+class HostileGrants : public HostilePeer {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(HostileGrants);
+
+TEST_P(HostileGrants, OfMemoryThatIsNotThereEndThePutWithAnError)
+{
+    run_battle([](Battle &battle) {
+        constexpr uint32_t SLOT = 20480;
+        LowerMemory memory(battle.enemy, 4 * SLOT);
+        Buffer source(SLOT, Data::BF16, 1);
+        const auto attack = [&](const char *what,
+                                const std::function<void(Grant &, std::string &)> &change) {
+            Memory target(battle.friend_of_victim, SLOT);
+            uct_rkey_bundle_t rkey;
+            ASSERT_EQ(UCS_OK, uct_rkey_unpack(battle.victim.component, &target.key, &rkey));
+            uct_iov_t iov = {source.data(), source.length(), nullptr, 0, 1};
+            static unsigned puts, flushes;
+            puts = flushes = 0;
+            uct_completion_t put = {[](uct_completion_t *) { ++puts; }, 1, UCS_OK};
+            uct_completion_t flush = {[](uct_completion_t *) { ++flushes; }, 1, UCS_OK};
+            EXPECT_EQ(UCS_INPROGRESS,
+                      uct_ep_put_zcopy(battle.ep, &iov, 1, target.address(), rkey.rkey, &put));
+            EXPECT_EQ(UCS_INPROGRESS, uct_ep_flush(battle.ep, 0, &flush));
+            std::string message;
+            EXPECT_TRUE(battle.receive(REQUEST, message));
+            Grant grant{};
+            grant.header.to = battle.id;
+            grant.ring_address = reinterpret_cast<uint64_t>(memory.buffer.data());
+            grant.slot_size = SLOT;
+            grant.slot_count = 4;
+            grant.count = 1;
+            std::string key = memory.key;
+            change(grant, key);
+            grant.rkey_length = static_cast<uint32_t>(key.size());
+            const std::string slot(sizeof(uint32_t), 0);
+            battle.send(GRANT, grant, slot + key);
+            battle.progress_until([] { return puts > 0 && flushes > 0; });
+            EXPECT_EQ(1u, puts) << what;
+            EXPECT_EQ(1u, flushes) << what;
+            EXPECT_TRUE(UCS_STATUS_IS_ERR(flush.status)) << what;
+            battle.expect_endpoint_error(what);
+            uct_rkey_release(battle.victim.component, &rkey);
+        };
+        attack("address 0", [](Grant &g, std::string &) { g.ring_address = 0; });
+        attack("before the memory", [](Grant &g, std::string &) { --g.ring_address; });
+        attack("behind the memory", [](Grant &g, std::string &) { g.ring_address += 4 * SLOT; });
+        attack("a key of nothing", [](Grant &, std::string &key) {
+            for (char &c : key) {
+                c = static_cast<char>(c ^ 0x55);
+            }
+        });
+        attack("key 0", [](Grant &, std::string &key) { key.assign(key.size(), 0); });
+    });
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, HostileGrants, testing::ValuesIn(rc_wires()),
+                         [](const auto &wire) { return wire.param.name; });
+INSTANTIATE_TEST_SUITE_P(Over, HostilePeer, testing::ValuesIn(networks()),
+                         [](const auto &wire) { return wire.param.name; });
+INSTANTIATE_TEST_SUITE_P(Over, Addresses, testing::ValuesIn(networks()),
+                         [](const auto &wire) { return wire.param.name; });
 
 } // namespace
 } // namespace zip::test

@@ -2,6 +2,7 @@
 // Processes, data and UCP objects for the transport tests; see ucx_pair.h.
 #include "ucx_pair.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
@@ -9,6 +10,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -37,6 +40,28 @@ unsigned count_run()
     runs = test == last ? runs + 1 : 1;
     last = test;
     return runs;
+}
+
+// Of emulated devices that see each other: those of one run() alone.
+std::string new_fabric()
+{
+    static unsigned runs;
+    return "zip_test." + std::to_string(getpid()) + "." + std::to_string(++runs) + ".";
+}
+
+// What processes that were killed have left behind.
+void remove_fabric(const std::string &fabric)
+{
+    constexpr char FOLDER[] = "/dev/shm";
+    if (DIR *dir = opendir(FOLDER)) {
+        while (const dirent *entry = readdir(dir)) {
+            const std::string name = entry->d_name;
+            if (name.find(fabric) != std::string::npos) {
+                unlink((std::string(FOLDER) + "/" + name).c_str());
+            }
+        }
+        closedir(dir);
+    }
 }
 
 std::string own_path()
@@ -73,33 +98,65 @@ std::string stacks_of(pid_t pid)
     return text;
 }
 
-// Adds up the lines that the plugin's interfaces log when they close.
-ZipCounters parse_counters(const std::string &log)
+// The lines that the plugin's interfaces log when they close.
+std::vector<ZipCounters> parse_counters(const std::string &log)
 {
-    ZipCounters sum;
+    std::vector<ZipCounters> all;
     std::istringstream lines(log);
     for (std::string line; std::getline(lines, line);) {
         const size_t start = line.find(" sent ");
         if (line.find("zip/") == std::string::npos || start == std::string::npos) {
             continue;
         }
-        unsigned long n[8];
+        unsigned long n[13];
         if (sscanf(line.c_str() + start,
                    " sent %lu puts, %lu bytes as %lu in %lu segments (%lu of them uncompressed); "
-                   "received %lu bytes in %lu segments, refused %lu",
-                   &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &n[6], &n[7]) == 8) {
-            ++sum.interfaces;
-            sum.puts += n[0];
-            sum.put_bytes += n[1];
-            sum.wire_bytes += n[2];
-            sum.segments += n[3];
-            sum.stored_segments += n[4];
-            sum.received_bytes += n[5];
-            sum.received_segments += n[6];
-            sum.refused += n[7];
+                   "received %lu bytes in %lu segments, refused %lu; got %lu gets, %lu bytes; "
+                   "%lu bytes straight; registered below %lu times, at most %lu bytes",
+                   &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &n[6], &n[7], &n[8], &n[9], &n[10],
+                   &n[11], &n[12]) == 13) {
+            all.push_back({1, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10],
+                           n[11], n[12]});
         }
     }
+    return all;
+}
+
+ZipCounters sum_of(const std::vector<ZipCounters> &all)
+{
+    ZipCounters sum;
+    for (const ZipCounters &one : all) {
+        sum.interfaces += one.interfaces;
+        sum.puts += one.puts;
+        sum.put_bytes += one.put_bytes;
+        sum.wire_bytes += one.wire_bytes;
+        sum.segments += one.segments;
+        sum.stored_segments += one.stored_segments;
+        sum.received_bytes += one.received_bytes;
+        sum.received_segments += one.received_segments;
+        sum.refused += one.refused;
+        sum.gets += one.gets;
+        sum.get_bytes += one.get_bytes;
+        sum.straight_bytes += one.straight_bytes;
+        sum.registrations += one.registrations;
+        sum.registered_bytes += one.registered_bytes;
+    }
     return sum;
+}
+
+// Lines of UCX errors, but for those about a kernel that has no netlink for RDMA devices.
+std::string find_errors(const std::string &log)
+{
+    std::istringstream lines(log);
+    std::string found;
+    for (std::string line; std::getline(lines, line);) {
+        if (line.find("UCX  ERROR") != std::string::npos &&
+            line.find("failed to create netlink socket") == std::string::npos &&
+            line.find("socket create failed: Protocol not supported") == std::string::npos) {
+            found += line + "\n";
+        }
+    }
+    return found;
 }
 
 uint64_t next_random(uint64_t &state) // splitmix64
@@ -200,26 +257,32 @@ void Channel::sync()
 
 // ---- Processes
 
-void Processes::start(unsigned run, unsigned part, int channel, int log)
+void Processes::start(unsigned run, unsigned part, const std::vector<int> &channels, int log)
 {
     const testing::TestInfo *test = testing::UnitTest::GetInstance()->current_test_info();
     std::vector<std::string> arguments{
             own_path(),
             std::string("--gtest_filter=") + test->test_suite_name() + "." + test->name(),
             "--gtest_color=no", "--gtest_also_run_disabled_tests", "--gtest_output="};
-    Env env = env_[part];
+    Env env = envs_.contains(part) ? envs_.at(part) : env_;
     const char *plugin_dir = getenv("ZIP_TEST_PLUGIN_DIR");
     env.try_emplace("UCX_PLUGIN_PATH", plugin_dir != nullptr ? plugin_dir : "");
     env.try_emplace("UCX_ZIP_MEM_TYPES", "host");
-    env.try_emplace("UCX_ZIP_BYPASS", "never"); // where a test does not say otherwise
     env.try_emplace("UCX_NET_DEVICES", "lo");
     env.try_emplace("UCX_LOG_LEVEL", "info");
     env.try_emplace("UCX_WARN_UNUSED_ENV_VARS", "n");
+    // a wheel's and the system's libefa would load libnl twice, which crashes at exit
+    env.try_emplace("UCX_MODULES", "^efa");
     env.try_emplace("UCX_HANDLE_ERRORS", "none"); // the parent shows what happened
+    // what is counted is what went through zip; UCX ignores it where there is no such option
+    env.try_emplace("UCX_ZIP_BYPASS", "never");
+    env.try_emplace("SWVERBS_FABRIC", fabric_);
     std::vector<std::string> variables;
     for (char **variable = environ; *variable != nullptr; ++variable) {
         const std::string name(*variable, strcspn(*variable, "="));
-        if (name.rfind("UCX_", 0) != 0 && name.rfind("GTEST_", 0) != 0 && !env.contains(name)) {
+        const bool is_setting = name.rfind("UCX_", 0) == 0 || name.rfind("GTEST_", 0) == 0 ||
+                                name.rfind("SWVERBS_", 0) == 0;
+        if (!is_setting && !env.contains(name)) {
             variables.push_back(*variable);
         }
     }
@@ -249,16 +312,19 @@ void Processes::start(unsigned run, unsigned part, int channel, int log)
         }
         dup2(log, STDOUT_FILENO);
         dup2(log, STDERR_FILENO);
-        if (channel >= 0) {
-            // by way of a high number, lest the channel's own be CHANNEL_FD
-            const int high = fcntl(channel, F_DUPFD, 100);
-            dup2(high, CHANNEL_FD);
-            close(high);
+        // by way of high numbers, lest a channel's own be one of those that it gets
+        std::vector<int> high;
+        for (int channel : channels) {
+            high.push_back(fcntl(channel, F_DUPFD, 500));
+        }
+        for (size_t i = 0; i < high.size(); ++i) {
+            dup2(high[i], CHANNEL_FD + static_cast<int>(i));
+            close(high[i]);
         }
         execve(argv[0], argv.data(), envp.data());
         _exit(5);
     }
-    outcome_[part].pid = pid;
+    outcomes_[part].pid = pid;
 }
 
 bool Processes::is_part()
@@ -266,72 +332,93 @@ bool Processes::is_part()
     return getenv(PART_VARIABLE) != nullptr;
 }
 
-void Processes::run_here(const Part &part)
+bool Processes::run(const Part &a, const Part &b)
 {
-    Channel channel(CHANNEL_FD);
-    part(channel);
-    fflush(stdout);
-    exit(testing::Test::HasFailure() ? 1 : 0); // not _exit: leaks are looked for
+    return run_star([&a](std::vector<Channel> &channels) { a(channels[0]); },
+                    b ? std::vector<Part>{b} : std::vector<Part>{});
 }
 
-bool Processes::run(const Part &a, const Part &b)
+bool Processes::run_star(const Center &center, const std::vector<Part> &others)
 {
     const unsigned number = count_run();
     if (const char *mine = getenv(PART_VARIABLE)) {
         unsigned run = 0, part = 0;
         sscanf(mine, "%u.%u", &run, &part);
-        if (run == number) {
-            run_here(part == 0 ? a : b);
+        if (run != number) {
+            return false;
         }
-        return false;
+        std::vector<Channel> channels;
+        for (size_t i = 0; i < (part == 0 ? std::max<size_t>(others.size(), 1) : 1); ++i) {
+            channels.emplace_back(CHANNEL_FD + static_cast<int>(i));
+        }
+        if (part == 0) {
+            center(channels);
+        } else {
+            others[part - 1](channels[0]);
+        }
+        fflush(stdout);
+        exit(testing::Test::HasFailure() ? 1 : 0); // not _exit: leaks are looked for
     }
 
-    const unsigned count = b ? 2 : 1;
-    int channel[2] = {-1, -1}, log[2] = {-1, -1};
-    EXPECT_EQ(0, socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, channel));
+    const unsigned count = static_cast<unsigned>(others.size()) + 1;
+    outcomes_.assign(count, {});
+    fabric_ = new_fabric();
+    std::vector<int> of_center, of_others, logs;
+    for (unsigned part = 1; part < std::max(count, 2u); ++part) {
+        int channel[2] = {-1, -1};
+        EXPECT_EQ(0, socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, channel));
+        of_center.push_back(channel[0]);
+        of_others.push_back(channel[1]);
+    }
     for (unsigned part = 0; part < count; ++part) {
         char path[] = "/tmp/zip_test_log.XXXXXX";
-        log[part] = mkostemp(path, O_CLOEXEC);
-        EXPECT_GE(log[part], 0);
+        logs.push_back(mkostemp(path, O_CLOEXEC));
+        EXPECT_GE(logs.back(), 0);
         unlink(path);
-        start(number, part, channel[part], log[part]);
+        start(number, part, part == 0 ? of_center : std::vector<int>{of_others[part - 1]},
+              logs.back());
     }
-    close(channel[0]);
-    close(channel[1]);
+    for (const std::vector<int> &side : {of_center, of_others}) {
+        for (int channel : side) {
+            close(channel);
+        }
+    }
 
     const auto deadline = Clock::now() + std::chrono::seconds(timeout_);
-    std::string stacks[2];
-    bool running[2] = {true, count == 2};
+    std::vector<std::string> stacks(count);
+    std::vector<bool> running(count, true);
     bool timed_out = false;
-    while (running[0] || running[1]) {
+    while (std::find(running.begin(), running.end(), true) != running.end()) {
         for (unsigned part = 0; part < count; ++part) {
             int status;
-            if (running[part] && waitpid(outcome_[part].pid, &status, WNOHANG) > 0) {
+            if (running[part] && waitpid(outcomes_[part].pid, &status, WNOHANG) > 0) {
                 running[part] = false;
-                outcome_[part].code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-                outcome_[part].signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+                outcomes_[part].code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+                outcomes_[part].signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
             }
         }
         if (Clock::now() > deadline && !timed_out) {
             timed_out = true;
             for (unsigned part = 0; part < count; ++part) {
                 if (running[part]) {
-                    stacks[part] = stacks_of(outcome_[part].pid);
+                    stacks[part] = stacks_of(outcomes_[part].pid);
                 }
             }
             for (unsigned part = 0; part < count; ++part) {
                 if (running[part]) {
-                    kill(outcome_[part].pid, SIGKILL);
+                    kill(outcomes_[part].pid, SIGKILL);
                 }
             }
         }
         usleep(3000);
     }
     for (unsigned part = 0; part < count; ++part) {
-        Outcome &outcome = outcome_[part];
-        outcome.log = read_file(log[part]);
-        outcome.zip = parse_counters(outcome.log);
-        close(log[part]);
+        Outcome &outcome = outcomes_[part];
+        outcome.log = read_file(logs[part]);
+        outcome.errors = find_errors(outcome.log);
+        outcome.interfaces = parse_counters(outcome.log);
+        outcome.zip = sum_of(outcome.interfaces);
+        close(logs[part]);
         if (outcome.log.find(": runtime error: ") != std::string::npos) { // of UBSan
             outcome.code = -1;
         }
@@ -339,13 +426,14 @@ bool Processes::run(const Part &a, const Part &b)
         if (!good || timed_out) {
             const size_t skipped =
                     outcome.log.size() > LOG_SHOWN ? outcome.log.size() - LOG_SHOWN : 0;
-            ADD_FAILURE() << "process "
-                          << "AB"[part] << (stacks[part].empty() ? "" : " did not end in time and")
+            ADD_FAILURE() << "process " << char('A' + part)
+                          << (stacks[part].empty() ? "" : " did not end in time and")
                           << " ended with code " << outcome.code << ", signal " << outcome.signal
                           << ":\n"
                           << outcome.log.substr(skipped) << stacks[part];
         }
     }
+    remove_fabric(fabric_);
     return true;
 }
 
@@ -440,18 +528,65 @@ testing::AssertionResult Buffer::holds(Data content, uint64_t seed)
 
 // ---- Wire
 
-const std::vector<Wire> WIRES = {
-        {"TcpToEndpoint", {{"UCX_TLS", "zip,tcp"}, {"UCX_ZIP_CONNECT", "ep"}}, false},
-        {"TcpToInterface", {{"UCX_TLS", "zip,tcp"}, {"UCX_ZIP_CONNECT", "iface"}}, false},
-        {"Posix",
-         {{"UCX_TLS", "zip,posix"}, {"UCX_ZIP_TLS", "posix"}, {"UCX_NET_DEVICES", ""}},
-         true},
-        {"Sysv", {{"UCX_TLS", "zip,sysv"}, {"UCX_ZIP_TLS", "sysv"}, {"UCX_NET_DEVICES", ""}}, true},
-};
+const std::vector<Wire> &all_wires()
+{
+    static const std::vector<Wire> wires = [] {
+        std::vector<Wire> all = {
+                {"TcpToEndpoint",
+                 {{"UCX_TLS", "zip,tcp"}, {"UCX_ZIP_CONNECT", "ep"}},
+                 false,
+                 "tcp",
+                 "lo"},
+                {"TcpToInterface",
+                 {{"UCX_TLS", "zip,tcp"}, {"UCX_ZIP_CONNECT", "iface"}},
+                 false,
+                 "tcp",
+                 "lo"},
+                {"Posix",
+                 {{"UCX_TLS", "zip,posix"}, {"UCX_ZIP_TLS", "posix"}, {"UCX_NET_DEVICES", ""}},
+                 true,
+                 "posix",
+                 "memory"},
+                {"Sysv",
+                 {{"UCX_TLS", "zip,sysv"}, {"UCX_ZIP_TLS", "sysv"}, {"UCX_NET_DEVICES", ""}},
+                 true,
+                 "sysv",
+                 "memory"},
+        };
+        const char *verbs = getenv("ZIP_TEST_VERBS");
+        if (verbs != nullptr && verbs[0] != 0) {
+            all.push_back({"rc",
+                           {{"LD_PRELOAD", verbs},
+                            {"UCX_TLS", "zip,rc_verbs,ud_verbs"}, // rc wires up over ud
+                            {"UCX_NET_DEVICES", "swverbs0:1"}},
+                           false,
+                           "rc_verbs",
+                           "swverbs0:1"});
+        }
+        return all;
+    }();
+    return wires;
+}
 
-const Env PEER_ERRORS = {{"UCX_POSIX_ERROR_HANDLING", "y"},
-                         {"UCX_SYSV_ERROR_HANDLING", "y"},
-                         {"UCX_KEEPALIVE_INTERVAL", "300ms"}};
+std::vector<Wire> networks()
+{
+    std::vector<Wire> some = all_wires();
+    std::erase_if(some, [](const Wire &wire) { return wire.shared_memory; });
+    return some;
+}
+
+std::vector<Wire> rc_wires()
+{
+    std::vector<Wire> some = all_wires();
+    std::erase_if(some, [](const Wire &wire) { return strcmp(wire.name, "rc") != 0; });
+    return some;
+}
+
+const Env PEER_ERRORS = {
+        {"UCX_POSIX_ERROR_HANDLING", "y"},   {"UCX_SYSV_ERROR_HANDLING", "y"},
+        {"UCX_KEEPALIVE_INTERVAL", "300ms"}, {"UCX_RC_TIMEOUT", "50ms"},
+        {"UCX_RC_RETRY_COUNT", "3"},         {"UCX_UD_TIMEOUT", "3s"},
+};
 
 void PrintTo(const Wire &wire, std::ostream *stream)
 {

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zip::test {
@@ -36,11 +37,13 @@ private:
     int fd_;
 };
 
-// What the interfaces of a process said when they closed.
+// What interfaces said when they closed.
 struct ZipCounters {
     unsigned interfaces = 0;
     uint64_t puts = 0, put_bytes = 0, wire_bytes = 0, segments = 0, stored_segments = 0;
     uint64_t received_bytes = 0, received_segments = 0, refused = 0;
+    uint64_t gets = 0, get_bytes = 0, straight_bytes = 0;
+    uint64_t registrations = 0, registered_bytes = 0; // in the domain below; the most at a time
 };
 
 struct Outcome {
@@ -48,19 +51,23 @@ struct Outcome {
     int code = -1;  // of exit, or -1
     int signal = 0; // that ended the process
     std::string log;
-    ZipCounters zip;
+    std::string errors;                  // what UCX and the plugin logged as one
+    ZipCounters zip;                     // of all its interfaces together
+    std::vector<ZipCounters> interfaces; // of each
 };
 
-// One or two processes that run parts of the current test. The test's body runs again in each of
-// them as far as its run(), executes the part that is theirs, and exits; only the parent comes back
-// from run(). Failed assertions in a part fail the test.
+// Processes that run parts of the current test. The test's body runs again in each of them as far
+// as its run(), executes the part that is theirs, and exits; only the parent comes back from run().
+// Failed assertions in a part fail the test.
 class Processes {
 public:
     using Part = std::function<void(Channel &)>;
+    using Center = std::function<void(std::vector<Channel> &)>;
 
-    // `env` is for both: all UCX variables there are, besides those that find the plugin.
-    explicit Processes(Env env = {}) : env_{env, env} {}
-    Env &env(unsigned part) { return env_[part]; }
+    // `env` is for all: all UCX variables there are, besides those that find the plugin.
+    explicit Processes(Env env = {}) : env_(std::move(env)) {}
+    // Of one part; before the runs that it is for.
+    Env &env(unsigned part) { return envs_.try_emplace(part, env_).first->second; }
     Processes &timeout(unsigned seconds)
     {
         timeout_ = seconds;
@@ -74,18 +81,21 @@ public:
     }
     // False in a process whose part is another run's: there is no outcome to look at.
     bool run(const Part &a, const Part &b = {});
+    // Part 0 has a channel to each of the others, which are parts 1, 2, ...
+    bool run_star(const Center &center, const std::vector<Part> &others);
     // Whether this process executes a part, rather than the test as a whole.
     static bool is_part();
-    const Outcome &outcome(unsigned part) const { return outcome_[part]; }
+    const Outcome &outcome(unsigned part) const { return outcomes_.at(part); }
 
 private:
-    void start(unsigned run, unsigned part, int channel, int log);
-    [[noreturn]] static void run_here(const Part &part);
+    void start(unsigned run, unsigned part, const std::vector<int> &channels, int log);
 
-    Env env_[2];
+    Env env_;
+    std::map<unsigned, Env> envs_;
     unsigned timeout_ = 40; // seconds
-    bool may_die_[2] = {};
-    Outcome outcome_[2];
+    std::map<unsigned, bool> may_die_;
+    std::vector<Outcome> outcomes_;
+    std::string fabric_;
 };
 
 // Data with a name, the same for the same seed in every process.
@@ -116,10 +126,19 @@ struct Wire {
     const char *name;
     Env env;
     bool shared_memory;
+    const char *transport; // UCT's name of what is below
+    const char *device;
 };
-extern const std::vector<Wire> WIRES;
+// All there are here. `rc`, UCX's rc_verbs, is one of them where ZIP_TEST_VERBS names the library
+// that emulates its device (test/verbs).
+const std::vector<Wire> &all_wires();
+// Those that are no shared memory.
+std::vector<Wire> networks();
+// `rc` if there is one.
+std::vector<Wire> rc_wires();
 void PrintTo(const Wire &wire, std::ostream *stream);
-// Shared memory offers error handling of peers only when told to.
+// Shared memory offers error handling of peers only when told to, and rc's defaults take ten
+// seconds to find that a peer is gone.
 extern const Env PEER_ERRORS;
 // `base` and what of `more` is not in it.
 Env operator+(Env base, const Env &more);

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 namespace swverbs {
 
@@ -947,18 +948,23 @@ Nic::Verdict Nic::deliver_send(QueuePair &q, Segment &s, SendWqe &w, const Peer 
     // A UD QP has many senders at once, so what one has taken is kept with the sender.
     Receive &receive = ud ? q.datagram : p.current;
     const auto is_taken = [&] { return ud ? q.has_datagram : p.receiving.load() != 0; };
-    const auto set_taken = [&](bool taken) {
-        if (ud) {
-            q.has_datagram = taken;
-        } else {
-            p.receiving = taken;
-        }
-    };
-    if (s.offset == 0 && s.copy == nullptr && !is_taken()) {
+    const auto take = [&] {
         if (!take_receive(slot, p.rq, receive)) {
-            return ud ? Verdict::delivered : receiver_not_ready(q, w, peer, now);
+            return false;
         }
-        set_taken(true);
+        if (ud) {
+            q.has_datagram = true;
+        } else {
+            p.receiving = 1;
+        }
+        return true;
+    };
+    // Whether it is still this sender's: a QP that goes into error completes what it has taken.
+    const auto release = [&] {
+        return ud ? std::exchange(q.has_datagram, false) : p.receiving.exchange(0) != 0;
+    };
+    if (s.offset == 0 && s.copy == nullptr && !is_taken() && !take()) {
+        return ud ? Verdict::delivered : receiver_not_ready(q, w, peer, now);
     }
     ibv_wc wc = {};
     wc.wr_id = receive.wr_id;
@@ -1008,8 +1014,9 @@ Nic::Verdict Nic::deliver_send(QueuePair &q, Segment &s, SendWqe &w, const Peer 
     }
     const bool last = s.offset + s.length >= w.length;
     if (wc.status != IBV_WC_SUCCESS) {
-        set_taken(false);
-        push_completion(slot, p.receive_cq, wc, false);
+        if (release()) {
+            push_completion(slot, p.receive_cq, wc, false);
+        }
         if (ud) {
             p.event = 1 + static_cast<uint32_t>(IBV_EVENT_QP_FATAL);
             p.state = IBV_QPS_ERR;
@@ -1021,8 +1028,7 @@ Nic::Verdict Nic::deliver_send(QueuePair &q, Segment &s, SendWqe &w, const Peer 
                       wc.status == IBV_WC_LOC_LEN_ERR ? IBV_EVENT_QP_REQ_ERR : IBV_EVENT_QP_FATAL);
     }
     count(q, w, peer, s.length, last);
-    if (last) {
-        set_taken(false);
+    if (last && release()) {
         push_completion(slot, p.receive_cq, wc, (w.flags & IBV_SEND_SOLICITED) != 0);
     }
     return Verdict::delivered;

@@ -470,7 +470,7 @@ ucs_status_t ep_fence(uct_ep_h ep, unsigned)
 ucs_status_t ep_pending_add(uct_ep_h ep_handle, uct_pending_req_t *request, unsigned)
 {
     Ep *ep = ep_of(ep_handle);
-    if (ep->failed == UCS_OK && ep->can_accept()) {
+    if (ep->failed == UCS_OK && ep->can_accept() && ep->pending.empty()) {
         return UCS_ERR_BUSY;
     }
     ep->pending.push_back(request);

@@ -133,6 +133,7 @@ struct Ep {
     bool recalled = false;
     std::deque<Flush> flushes;
     std::deque<uct_pending_req_t *> pending;
+    bool dispatching = false; // one of those is being tried
 
     // ---- receiver
     uint64_t received_sequence = 0;
@@ -157,6 +158,7 @@ struct Ep {
     ucs_status_t flush(unsigned flags, uct_completion_t *completion);
     void fence();
     bool can_accept() const;
+    bool is_idle() const { return failed != UCS_OK || (completed == posted && pending.empty()); }
 
     // An operation below has ended.
     void lower_operation_ended(LowerOperation &ended, ucs_status_t status);

@@ -635,8 +635,8 @@ ucs_status_t Ep::post(Kind kind, const uct_iov_t *iov, size_t count, uint64_t ad
     if (peer_gone) {
         return UCS_ERR_CONNECTION_RESET;
     }
-    if (!can_accept()) {
-        return UCS_ERR_NO_RESOURCE;
+    if (!can_accept() || (!pending.empty() && !dispatching)) {
+        return UCS_ERR_NO_RESOURCE; // those that wait in `pending` go first
     }
     // No completion is called before this function returns, so one that can be done here must not
     // have one.
@@ -711,6 +711,9 @@ ucs_status_t Ep::flush(unsigned flags, uct_completion_t *completion)
     if (failed != UCS_OK) {
         return failed;
     }
+    if (!pending.empty() && !dispatching) {
+        return UCS_ERR_NO_RESOURCE; // what waits there is to be flushed, too
+    }
     if (completed == posted) {
         return UCS_OK;
     }
@@ -726,7 +729,9 @@ unsigned Ep::dispatch_pending()
     while (!pending.empty() && can_accept() && failed == UCS_OK) {
         uct_pending_req_t *request = pending.front();
         pending.pop_front();
+        dispatching = true;
         const ucs_status_t status = request->func(request);
+        dispatching = false;
         if (status == UCS_OK) {
             ++done;
         } else {
