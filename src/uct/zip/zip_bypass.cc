@@ -8,16 +8,32 @@ namespace zip {
 
 namespace {
 
-constexpr unsigned FIRST_SIZE_BITS = 15; // smaller operations are not compressed
-constexpr uint32_t ENOUGH = 2;           // samples of a way before it is judged
-constexpr double TRIAL_COST = 0.005;     // of the time, for trying the slower way again
-constexpr uint32_t MIN_TRIAL_INTERVAL = 32, MAX_TRIAL_INTERVAL = 2000; // operations
-constexpr uint32_t LATE_TRIAL = 8; // operations before the way that is expected to lose is tried
-constexpr double CLEAR = 1.2;      // times as fast: the next size class need not try it itself
+constexpr unsigned FIRST_SIZE_BITS = 17; // smaller sizes are in the first class
+constexpr double BATCH_SECONDS = 100e-6;
+constexpr unsigned PHASE_SAMPLES = 4;      // that end a phase
+constexpr unsigned PHASE_OPERATIONS = 256; // that end it without
+constexpr double TRIAL_COST = 0.004;       // of the time, for each way
+constexpr unsigned MIN_INTERVAL = 48;      // operations between two phases
+
+size_t index(Way way)
+{
+    return static_cast<size_t>(way);
+}
 
 Way other(Way way)
 {
     return way == Way::CODED ? Way::STRAIGHT : Way::CODED;
+}
+
+unsigned size_class(size_t length, unsigned classes)
+{
+    const auto bits = static_cast<unsigned>(std::bit_width(length));
+    return std::clamp(bits, FIRST_SIZE_BITS, FIRST_SIZE_BITS + classes - 1) - FIRST_SIZE_BITS;
+}
+
+unsigned ratio_class(double ratio)
+{
+    return ratio < 0.75 ? 0 : ratio < 0.9 ? 1 : 2; // 16-bit floats, 32-bit floats, the rest
 }
 
 } // namespace
@@ -25,38 +41,36 @@ Way other(Way way)
 double Bypass::Rate::median() const
 {
     const size_t valid = std::min(count, SAMPLES);
-    std::array<float, SAMPLES> sorted = samples;
+    if (valid == 0) {
+        return 0;
+    }
+    std::array<double, SAMPLES> sorted = samples;
     const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(valid / 2);
     std::nth_element(sorted.begin(), middle, sorted.begin() + static_cast<std::ptrdiff_t>(valid));
-    return static_cast<double>(*middle);
+    return *middle;
 }
 
-unsigned Bypass::size_class(size_t length)
+Bypass::Cell &Bypass::cell(size_t length, double ratio)
 {
-    const auto bits = static_cast<unsigned>(std::bit_width(length));
-    return std::clamp(bits, FIRST_SIZE_BITS, FIRST_SIZE_BITS + SIZE_CLASSES - 1) - FIRST_SIZE_BITS;
+    return cells_[ratio_class(ratio)][size_class(length, SIZE_CLASSES)];
 }
 
-unsigned Bypass::ratio_class(double ratio)
+// Rates of both ways for this size, or of the nearest one that knows both. False: there is none.
+bool Bypass::rates_of(size_t length, double ratio, double rates[WAYS]) const
 {
-    return ratio < 0.75 ? 0 : ratio < 0.9 ? 1 : 2; // 16-bit floats, 32-bit floats, the rest
-}
-
-// What the sizes beside this one know, where they know it clearly.
-bool Bypass::neighbour_says(unsigned ratio_index, unsigned size_index, Way &way) const
-{
-    for (unsigned beside : {size_index + 1, size_index - 1}) {
-        if (beside >= SIZE_CLASSES) { // below 0 as well
-            continue;
-        }
-        const auto &rates = cells_[ratio_index][beside].rates;
-        if (rates[0].count < ENOUGH || rates[1].count < ENOUGH) {
-            continue;
-        }
-        const double coded = rates[0].median(), straight = rates[1].median();
-        if (std::max(coded, straight) > CLEAR * std::min(coded, straight)) {
-            way = coded > straight ? Way::CODED : Way::STRAIGHT;
-            return true;
+    const auto &row = cells_[ratio_class(ratio)];
+    const int own = static_cast<int>(size_class(length, SIZE_CLASSES));
+    for (int distance = 0; distance < static_cast<int>(SIZE_CLASSES); ++distance) {
+        for (int place : {own + distance, own - distance}) {
+            if (place < 0 || place >= static_cast<int>(SIZE_CLASSES)) {
+                continue;
+            }
+            const auto &known = row[static_cast<size_t>(place)].rates;
+            rates[0] = known[0].median();
+            rates[1] = known[1].median();
+            if (rates[0] > 0 && rates[1] > 0) {
+                return true;
+            }
         }
     }
     return false;
@@ -70,42 +84,93 @@ Way Bypass::expected(double ratio) const
     return std::min(wire_ / ratio, codec_) > wire_ ? Way::CODED : Way::STRAIGHT;
 }
 
+void Bypass::start_phase(Way way)
+{
+    learning_ = true;
+    phase_ = way;
+    phase_samples_ = phase_operations_ = 0;
+    phase_extra_ = 0;
+}
+
+bool Bypass::may_start_phase(Way way) const
+{
+    const size_t i = index(way);
+    return !learned_[i] || (since_[i] >= MIN_INTERVAL && busy_since_[i] * TRIAL_COST >= extra_[i]);
+}
+
 Way Bypass::choose(size_t length, double ratio)
 {
-    const unsigned ratio_index = ratio_class(ratio), size_index = size_class(length);
-    Cell &cell = cells_[ratio_index][size_index];
-    Way way = expected(ratio);
-    const auto &first = cell.rates[static_cast<size_t>(way)];
-    const auto &second = cell.rates[static_cast<size_t>(other(way))];
-    if (first.count < ENOUGH || second.count < ENOUGH) {
-        // one way after the other; where a neighbour knows the answer that can wait
-        if (cell.since_trial < MAX_TRIAL_INTERVAL && neighbour_says(ratio_index, size_index, way)) {
-            ++cell.since_trial;
-            return way;
+    if (!started_) {
+        started_ = true;
+        start_phase(expected(ratio));
+    }
+    if (learning_ && (phase_samples_ >= PHASE_SAMPLES || phase_operations_ >= PHASE_OPERATIONS)) {
+        learning_ = false;
+        learned_[index(phase_)] = true;
+        extra_[index(phase_)] = phase_extra_;
+        busy_since_[index(phase_)] = 0;
+        since_[index(phase_)] = 0;
+    }
+    for (Way way : {other(phase_), phase_}) {
+        if (!learning_ && may_start_phase(way)) {
+            start_phase(way);
         }
-        return first.count < LATE_TRIAL ? way : other(way);
     }
-    const double coded = cell.rates[static_cast<size_t>(Way::CODED)].median();
-    const double straight = cell.rates[static_cast<size_t>(Way::STRAIGHT)].median();
-    way = coded > straight ? Way::CODED : Way::STRAIGHT;
-    const double loss = std::max(coded, straight) / std::min(coded, straight) - 1;
-    const auto interval = static_cast<uint32_t>(
-            std::clamp(loss / TRIAL_COST, double(MIN_TRIAL_INTERVAL), double(MAX_TRIAL_INTERVAL)));
-    if (++cell.since_trial >= interval) {
-        cell.since_trial = 0;
-        return other(way);
+    double rates[WAYS];
+    const bool known = rates_of(length, ratio, rates);
+    Way way = known ? (rates[0] > rates[1] ? Way::CODED : Way::STRAIGHT) : expected(ratio);
+    if (learning_) {
+        way = phase_;
+        ++phase_operations_;
+        if (known) {
+            const double size = static_cast<double>(length);
+            phase_extra_ += size / rates[index(way)] - size / std::max(rates[0], rates[1]);
+        }
     }
+    ++since_[0];
+    ++since_[1];
+    ++outstanding_[index(way)];
     return way;
 }
 
-void Bypass::record(Way way, size_t length, double ratio, double seconds)
+void Bypass::end(Way way, size_t length, double ratio, double posted, double now)
 {
-    if (seconds <= 0) {
+    const size_t i = index(way);
+    // since when only this operation was in the way of the next one
+    const double start = std::max(posted, last_end_[i]);
+    const double seconds = std::max(now - start, 0.0);
+    const bool pure = outstanding_[1 - i] == 0 && last_end_[1 - i] <= start;
+    drop(way, now);
+    busy_since_[0] += seconds;
+    busy_since_[1] += seconds;
+
+    Batch &batch = batches_[i];
+    if (!pure) {
+        batch = {};
         return;
     }
-    Rate &rate = cells_[ratio_class(ratio)][size_class(length)].rates[static_cast<size_t>(way)];
-    rate.samples[rate.count % SAMPLES] = static_cast<float>(static_cast<double>(length) / seconds);
-    ++rate.count;
+    batch.seconds += seconds;
+    batch.bytes += static_cast<double>(length);
+    batch.cells.push_back(&cell(length, ratio));
+    if (batch.seconds < BATCH_SECONDS) {
+        return;
+    }
+    const double rate = batch.bytes / batch.seconds;
+    std::sort(batch.cells.begin(), batch.cells.end());
+    batch.cells.erase(std::unique(batch.cells.begin(), batch.cells.end()), batch.cells.end());
+    for (Cell *one : batch.cells) {
+        Rate &samples = one->rates[i];
+        samples.samples[samples.count % SAMPLES] = rate;
+        ++samples.count;
+    }
+    batch = {};
+    phase_samples_ += learning_ && way == phase_;
+}
+
+void Bypass::drop(Way way, double now)
+{
+    outstanding_[index(way)] -= outstanding_[index(way)] > 0;
+    last_end_[index(way)] = now;
 }
 
 } // namespace zip

@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The bypass: which operations of an endpoint are worth compressing, learned from how long earlier
 // ones took. Knows nothing of UCX; used by one thread at a time.
+//
+// Operations overlap, and those of one way slow down those of the other. So the bypass learns in
+// phases, in which everything goes one way, and only from what no operation of the other way
+// disturbed. Between phases each size goes the way that was faster for it. A phase is repeated when
+// its extra time is less than TRIAL_COST of the time since.
 #ifndef ZIP_BYPASS_H
 #define ZIP_BYPASS_H
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace zip {
 
@@ -16,43 +22,65 @@ enum class Way : uint8_t {
     STRAIGHT // as it is, by the transport below, between the application's buffers
 };
 
-// Rates of past operations by size (powers of two), by what the probe promised, and by way. Each
-// way's rate is a median of the last few, so that one preempted operation decides nothing. The
-// slower way is tried again so rarely that the trials cost at most TRIAL_COST of the time.
 class Bypass {
 public:
     // What is known before anything was measured, in bytes a second; 0: nothing. `wire`: the
     // transport below; `codec`: the slower of encoding and decoding.
     Bypass(double wire, double codec) : wire_(wire), codec_(codec) {}
 
-    // The way for `length` bytes that the probe expects to shrink to `ratio` times that.
+    // The way for `length` bytes that the probe expects to shrink to `ratio` times that. end() or
+    // drop() must follow.
     Way choose(size_t length, double ratio);
 
-    // One operation took `seconds` from when it could start (the one before it was done, or it was
-    // posted) until it was done.
-    void record(Way way, size_t length, double ratio, double seconds);
+    // An operation that choose() was asked about was posted at `posted` and is done at `now`, both
+    // in seconds of one clock. In the order in which those of a way end.
+    void end(Way way, size_t length, double ratio, double posted, double now);
+    // It ended in another way than chosen, or its time says nothing.
+    void drop(Way way, double now);
 
 private:
-    static constexpr unsigned SAMPLES = 5;
-    static constexpr unsigned SIZE_CLASSES = 14;
+    static constexpr unsigned WAYS = 2;
+    static constexpr unsigned SAMPLES = 4;
+    static constexpr unsigned SIZE_CLASSES = 6;
     static constexpr unsigned RATIO_CLASSES = 3;
 
     struct Rate {
-        std::array<float, SAMPLES> samples; // bytes a second, a ring
-        uint32_t count = 0;
-        double median() const;
+        std::array<double, SAMPLES> samples; // bytes a second, a ring
+        unsigned count = 0;
+        double median() const; // 0: none
     };
     struct Cell {
-        std::array<Rate, 2> rates; // by Way
-        uint32_t since_trial = 0;  // operations since the slower way was taken
+        std::array<Rate, WAYS> rates;
     };
-    static unsigned size_class(size_t length);
-    static unsigned ratio_class(double ratio);
-    bool neighbour_says(unsigned ratio_index, unsigned size_index, Way &way) const;
+    // What ended since the last sample: the ends of several operations are often noticed at once,
+    // so that their times are worth something only in sum.
+    struct Batch {
+        double seconds = 0;
+        double bytes = 0;
+        std::vector<Cell *> cells;
+    };
+
+    Cell &cell(size_t length, double ratio);
+    bool rates_of(size_t length, double ratio, double rates[WAYS]) const;
     Way expected(double ratio) const;
+    void start_phase(Way way);
+    bool may_start_phase(Way way) const;
 
     double wire_, codec_;
     std::array<std::array<Cell, SIZE_CLASSES>, RATIO_CLASSES> cells_;
+
+    bool learning_ = true;
+    bool started_ = false;
+    Way phase_ = Way::CODED;
+    unsigned phase_samples_ = 0, phase_operations_ = 0;
+    double phase_extra_ = 0; // seconds that this phase cost, as far as known
+    std::array<bool, WAYS> learned_ = {};
+    std::array<double, WAYS> extra_ = {};      // of the last phase of this way
+    std::array<double, WAYS> busy_since_ = {}; // seconds of work since then
+    std::array<unsigned, WAYS> since_ = {};    // and operations
+    std::array<unsigned, WAYS> outstanding_ = {};
+    std::array<double, WAYS> last_end_ = {};
+    std::array<Batch, WAYS> batches_;
 };
 
 } // namespace zip

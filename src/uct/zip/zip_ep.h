@@ -37,8 +37,9 @@ struct Operation {
     Way way = Way::CODED;
     bool chosen = false; // `way`, `dtype` and `ratio` are
     zip_dtype_t dtype = ZIP_DTYPE_BYTES;
-    float ratio = 1; // that the probe expects
-    char *local;     // source of a put, destination of a get
+    float ratio = 1;       // that the probe expects
+    bool measured = false; // the bypass learns from how long it takes
+    char *local;           // source of a put, destination of a get
     size_t length;
     Region *region;   // of `local`, or NULL
     uint64_t address; // in the peer
@@ -128,7 +129,6 @@ struct Ep {
     LowerOperation *last_straight = nullptr; // the one that was posted last, while it is under way
     uct_completion_t *canceled = nullptr;    // of a flush that waits for those
     std::unique_ptr<Bypass> bypass[2];       // by Kind
-    std::chrono::steady_clock::time_point last_completion;
     bool requested = false;
     bool recalled = false;
     std::deque<Flush> flushes;
@@ -191,6 +191,9 @@ private:
     ucs_status_t ask_for_get(Operation &operation, Tracked *entry);
     ucs_status_t go_straight(Operation &operation, Tracked *entry);
     Tracked &track(const Operation &operation);
+    void unmeasure(Operation &operation);
+    void end(Tracked &operation);
+    void end_acknowledged();
     void retire();
     void received_for_get(Tracked &get, const wire::Segment &segment);
     void remember(uint64_t region, float ratio);

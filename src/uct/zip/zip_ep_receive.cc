@@ -168,7 +168,7 @@ void Ep::received_for_get(Tracked &get, const wire::Segment &segment_of_it)
     iface->md->remove_region(std::exchange(get.region, nullptr));
     const float ratio = static_cast<float>(get.encoded) / static_cast<float>(get.what.length);
     remember(get.what.rkey->region, std::min(ratio, 0.99f));
-    get.done = true;
+    end(get);
     complete(std::exchange(get.what.completion, nullptr), UCS_OK);
     retire();
 }

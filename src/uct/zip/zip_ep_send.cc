@@ -24,9 +24,9 @@ constexpr float GET_RATIO = 0.7f; // of data that only the peer can look at, and
 constexpr size_t MAX_REMEMBERED = 1024; // regions of a peer
 constexpr unsigned SKIPS = 15; // gets of a region that does not shrink, before that is asked again
 
-double seconds_since(Clock::time_point then, Clock::time_point now)
+double seconds(Clock::time_point time)
 {
-    return std::chrono::duration<double>(now - then).count();
+    return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
 
 } // namespace
@@ -104,6 +104,7 @@ void Ep::choose_way(Operation &operation)
         chooser = std::make_unique<Bypass>(iface->lower_bandwidth(), codec_speed());
     }
     operation.way = chooser->choose(operation.length, static_cast<double>(operation.ratio));
+    operation.measured = true;
 }
 
 // What a fence put before this operation must be complete. Only segments that follow one another
@@ -452,6 +453,7 @@ ucs_status_t Ep::go_straight(Operation &operation, Tracked *entry)
                           md->transport.c_str());
                 return UCS_ERR_UNSUPPORTED;
             }
+            unmeasure(operation);
             operation.way = Way::CODED;
             return UCS_OK;
         }
@@ -514,7 +516,7 @@ void Ep::lower_operation_ended(LowerOperation &ended, ucs_status_t status)
         ended.segment->flushed = true;
     }
     if (ended.tracked != nullptr) {
-        ended.tracked->done = true;
+        end(*ended.tracked);
     }
     complete(ended.user, status);
     if (status != UCS_OK) {
@@ -529,23 +531,47 @@ void Ep::lower_operation_ended(LowerOperation &ended, ucs_status_t status)
     }
 }
 
+// Has the bypass forget an operation whose time says nothing.
+void Ep::unmeasure(Operation &operation)
+{
+    if (operation.measured) {
+        operation.measured = false;
+        bypass[static_cast<size_t>(operation.kind)]->drop(operation.way, seconds(Clock::now()));
+    }
+}
+
+// An operation is done at the peer.
+void Ep::end(Tracked &operation)
+{
+    operation.done = true;
+    const Operation &what = operation.what;
+    if (what.measured) {
+        bypass[static_cast<size_t>(what.kind)]->end(what.way, what.length,
+                                                    static_cast<double>(what.ratio),
+                                                    seconds(what.since), seconds(Clock::now()));
+    }
+}
+
+// Ends the coded puts whose last segment is acknowledged.
+void Ep::end_acknowledged()
+{
+    for (Tracked &operation : tracked) {
+        const bool coded_put = operation.what.kind == Kind::PUT && operation.what.way == Way::CODED;
+        if (!coded_put || operation.done) {
+            continue;
+        }
+        if (operation.last_segment == 0 || operation.last_segment > acked_sequence) {
+            break;
+        }
+        end(operation);
+    }
+}
+
 // Takes complete operations off, in order, and ends the flushes that waited for them.
 void Ep::retire()
 {
     KeepAlive guard(this);
-    while (!tracked.empty()) {
-        const Tracked &oldest = tracked.front();
-        if (!oldest.done && (oldest.last_segment == 0 || oldest.last_segment > acked_sequence)) {
-            break;
-        }
-        const Clock::time_point now = Clock::now();
-        const Operation &what = oldest.what;
-        Bypass *chooser = bypass[static_cast<size_t>(what.kind)].get();
-        if (chooser != nullptr && what.length >= iface->options.min_size) {
-            chooser->record(what.way, what.length, static_cast<double>(what.ratio),
-                            seconds_since(std::max(what.since, last_completion), now));
-        }
-        last_completion = now;
+    while (!tracked.empty() && tracked.front().done) {
         ++completed;
         tracked.pop_front();
     }
@@ -817,6 +843,7 @@ void Ep::on_ack(const char *data, size_t length)
     if (credits_in_use == 0) {
         requested = false; // if none came back there is a need to ask again
     }
+    end_acknowledged();
     retire();
 }
 
@@ -867,8 +894,8 @@ void Ep::on_decline(const char *data, size_t length)
             can_go_straight(get->what)) {
             std::erase(coded_gets, get);
             iface->md->remove_region(std::exchange(get->region, nullptr));
+            unmeasure(get->what);
             get->what.way = Way::STRAIGHT;
-            get->what.ratio = 1;
             remember(get->what.rkey->region, 1);
             declined.push_back(get);
             send();
