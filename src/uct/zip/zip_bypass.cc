@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
+#include <utility>
 
 namespace zip {
 
@@ -10,10 +12,14 @@ namespace {
 
 constexpr unsigned FIRST_SIZE_BITS = 17; // smaller sizes are in the first class
 constexpr double BATCH_SECONDS = 100e-6;
-constexpr unsigned PHASE_SAMPLES = 4;      // that end a phase
-constexpr unsigned PHASE_OPERATIONS = 256; // that end it without
+constexpr unsigned PHASE_SAMPLES = 4;      // and
+constexpr double PHASE_SECONDS = 3e-3;     // of measured work end a phase,
+constexpr unsigned PHASE_OPERATIONS = 256; // or so many operations without
+constexpr unsigned TRUST = 6;              // operations of a size before it has a phase of its own
 constexpr double TRIAL_COST = 0.004;       // of the time, for each way
 constexpr unsigned MIN_INTERVAL = 48;      // operations between two phases
+constexpr double OUTLIER = 3;  // times as slow as usual: no slower counts, whatever held it up
+constexpr double WORTH = 1.02; // times as fast as straight, because coding takes the processor
 
 size_t index(Way way)
 {
@@ -38,16 +44,22 @@ unsigned ratio_class(double ratio)
 
 } // namespace
 
-double Bypass::Rate::median() const
+void Bypass::Rate::add(double batch_bytes, double batch_seconds)
 {
-    const size_t valid = std::min(count, SAMPLES);
-    if (valid == 0) {
-        return 0;
+    const double known = value();
+    if (count >= 2) {
+        batch_seconds = std::min(batch_seconds, OUTLIER * batch_bytes / known);
     }
-    std::array<double, SAMPLES> sorted = samples;
-    const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(valid / 2);
-    std::nth_element(sorted.begin(), middle, sorted.begin() + static_cast<std::ptrdiff_t>(valid));
-    return *middle;
+    bytes[count % SAMPLES] = batch_bytes;
+    seconds[count % SAMPLES] = batch_seconds;
+    ++count;
+}
+
+double Bypass::Rate::value() const
+{
+    const auto valid = static_cast<std::ptrdiff_t>(std::min(count, SAMPLES));
+    const double sum = std::accumulate(seconds.begin(), seconds.begin() + valid, 0.0);
+    return sum > 0 ? std::accumulate(bytes.begin(), bytes.begin() + valid, 0.0) / sum : 0;
 }
 
 Bypass::Cell &Bypass::cell(size_t length, double ratio)
@@ -66,8 +78,8 @@ bool Bypass::rates_of(size_t length, double ratio, double rates[WAYS]) const
                 continue;
             }
             const auto &known = row[static_cast<size_t>(place)].rates;
-            rates[0] = known[0].median();
-            rates[1] = known[1].median();
+            rates[0] = known[0].value();
+            rates[1] = known[1].value();
             if (rates[0] > 0 && rates[1] > 0) {
                 return true;
             }
@@ -89,7 +101,7 @@ void Bypass::start_phase(Way way)
     learning_ = true;
     phase_ = way;
     phase_samples_ = phase_operations_ = 0;
-    phase_extra_ = 0;
+    phase_extra_ = phase_seconds_ = 0;
 }
 
 bool Bypass::may_start_phase(Way way) const
@@ -104,7 +116,8 @@ Way Bypass::choose(size_t length, double ratio)
         started_ = true;
         start_phase(expected(ratio));
     }
-    if (learning_ && (phase_samples_ >= PHASE_SAMPLES || phase_operations_ >= PHASE_OPERATIONS)) {
+    const bool measured = phase_samples_ >= PHASE_SAMPLES && phase_seconds_ >= PHASE_SECONDS;
+    if (learning_ && (measured || phase_operations_ >= PHASE_OPERATIONS)) {
         learning_ = false;
         learned_[index(phase_)] = true;
         extra_[index(phase_)] = phase_extra_;
@@ -116,9 +129,20 @@ Way Bypass::choose(size_t length, double ratio)
             start_phase(way);
         }
     }
+    Cell &own = cell(length, ratio);
+    for (Way way : {Way::CODED, Way::STRAIGHT}) {
+        if (!learning_ && own.rates[index(way)].count == 0 && ++own.on_trust >= TRUST) {
+            own.on_trust = 0;
+            start_phase(way);
+        }
+    }
     double rates[WAYS];
     const bool known = rates_of(length, ratio, rates);
-    Way way = known ? (rates[0] > rates[1] ? Way::CODED : Way::STRAIGHT) : expected(ratio);
+    Way way = expected(ratio);
+    if (known) {
+        way = rates[index(Way::CODED)] > WORTH * rates[index(Way::STRAIGHT)] ? Way::CODED
+                                                                             : Way::STRAIGHT;
+    }
     if (learning_) {
         way = phase_;
         ++phase_operations_;
@@ -139,7 +163,9 @@ void Bypass::end(Way way, size_t length, double ratio, double posted, double now
     // since when only this operation was in the way of the next one
     const double start = std::max(posted, last_end_[i]);
     const double seconds = std::max(now - start, 0.0);
-    const bool pure = outstanding_[1 - i] == 0 && last_end_[1 - i] <= start;
+    // the first coded one pays for staging memory
+    const bool cold = way == Way::CODED && !std::exchange(has_coded_, true);
+    const bool pure = !cold && outstanding_[1 - i] == 0 && last_end_[1 - i] <= start;
     drop(way, now);
     busy_since_[0] += seconds;
     busy_since_[1] += seconds;
@@ -155,16 +181,16 @@ void Bypass::end(Way way, size_t length, double ratio, double posted, double now
     if (batch.seconds < BATCH_SECONDS) {
         return;
     }
-    const double rate = batch.bytes / batch.seconds;
     std::sort(batch.cells.begin(), batch.cells.end());
     batch.cells.erase(std::unique(batch.cells.begin(), batch.cells.end()), batch.cells.end());
     for (Cell *one : batch.cells) {
-        Rate &samples = one->rates[i];
-        samples.samples[samples.count % SAMPLES] = rate;
-        ++samples.count;
+        one->rates[i].add(batch.bytes, batch.seconds);
+    }
+    if (learning_ && way == phase_) {
+        ++phase_samples_;
+        phase_seconds_ += batch.seconds;
     }
     batch = {};
-    phase_samples_ += learning_ && way == phase_;
 }
 
 void Bypass::drop(Way way, double now)

@@ -4,8 +4,9 @@
 //
 // Operations overlap, and those of one way slow down those of the other. So the bypass learns in
 // phases, in which everything goes one way, and only from what no operation of the other way
-// disturbed. Between phases each size goes the way that was faster for it. A phase is repeated when
-// its extra time is less than TRIAL_COST of the time since.
+// disturbed. Between phases each size goes the way that was faster for it, or for the nearest size
+// that was measured. A phase is repeated when its extra time is less than TRIAL_COST of the time
+// since, and begun for a size that has gone by another's measurements for long enough.
 #ifndef ZIP_BYPASS_H
 #define ZIP_BYPASS_H
 
@@ -40,17 +41,22 @@ public:
 
 private:
     static constexpr unsigned WAYS = 2;
-    static constexpr unsigned SAMPLES = 4;
+    static constexpr unsigned SAMPLES = 8;
     static constexpr unsigned SIZE_CLASSES = 6;
     static constexpr unsigned RATIO_CLASSES = 3;
 
+    // The last batches. Their sum, because a pipeline's first operation is slow and its last ones
+    // are fast.
     struct Rate {
-        std::array<double, SAMPLES> samples; // bytes a second, a ring
+        std::array<double, SAMPLES> bytes;
+        std::array<double, SAMPLES> seconds;
         unsigned count = 0;
-        double median() const; // 0: none
+        void add(double batch_bytes, double batch_seconds);
+        double value() const; // bytes a second; 0: nothing is known
     };
     struct Cell {
         std::array<Rate, WAYS> rates;
+        unsigned on_trust = 0; // operations that went by another size's rates
     };
     // What ended since the last sample: the ends of several operations are often noticed at once,
     // so that their times are worth something only in sum.
@@ -70,10 +76,12 @@ private:
     std::array<std::array<Cell, SIZE_CLASSES>, RATIO_CLASSES> cells_;
 
     bool learning_ = true;
+    bool has_coded_ = false;
     bool started_ = false;
     Way phase_ = Way::CODED;
     unsigned phase_samples_ = 0, phase_operations_ = 0;
-    double phase_extra_ = 0; // seconds that this phase cost, as far as known
+    double phase_seconds_ = 0; // of what was measured
+    double phase_extra_ = 0;   // seconds that this phase cost, as far as known
     std::array<bool, WAYS> learned_ = {};
     std::array<double, WAYS> extra_ = {};      // of the last phase of this way
     std::array<double, WAYS> busy_since_ = {}; // seconds of work since then
