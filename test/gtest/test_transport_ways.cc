@@ -23,8 +23,21 @@ protected:
     }
     // Whether UCX can read remote memory over this wire without zip.
     bool has_get() const { return strcmp(GetParam().transport, "rc_verbs") == 0; }
+    // Whether zip takes part where it may choose: not where the wire is faster than the codec, as
+    // shared memory is, and every wire for a codec with a sanitizer in it.
+    bool takes_part() const
+    {
+#ifdef __SANITIZE_ADDRESS__
+        return strcmp(GetParam().transport, "tcp") == 0;
+#else
+        return has_put();
+#endif
+    }
     // Whether operations can go straight between the application's buffers.
-    bool has_put() const { return !GetParam().shared_memory; }
+    bool has_put() const
+    {
+        return !GetParam().shared_memory;
+    }
 };
 
 struct RemoteWindow {
@@ -205,7 +218,7 @@ TEST_P(Ways, WhatDoesNotShrinkGoesStraight)
                 channel.send("close");
                 worker.serve(channel);
             });
-    if (!Processes::is_part() && has_put()) {
+    if (!Processes::is_part() && takes_part()) {
         const ZipCounters &zip = pair.outcome(0).zip;
         EXPECT_EQ(0u, zip.wire_bytes) << pair.outcome(0).log;
         EXPECT_GE(zip.straight_bytes, (has_get() ? 2 : 1) * COUNT * MIB) << pair.outcome(0).log;
@@ -266,8 +279,7 @@ TEST_P(Ways, NothingOvertakesAFence)
                         }
                         worker.serve(channel);
                     });
-            // on shared memory zip stays out of what it may choose
-            if (!Processes::is_part() && (has_put() || strcmp(bypass, "auto") != 0)) {
+            if (!Processes::is_part() && (takes_part() || strcmp(bypass, "auto") != 0)) {
                 EXPECT_GE(pair.outcome(0).zip.put_bytes, ROUNDS * (LENGTH + 8 * FLAGS))
                         << "not all of it went through zip";
             }

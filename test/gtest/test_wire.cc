@@ -606,11 +606,9 @@ TEST_P(HostilePeer, TruncatedMessagesAreRefused)
         const struct {
             MessageType type;
             size_t size;
-        } types[] = {{REQUEST, sizeof(Request)},
-                     {GRANT, sizeof(Grant)},
-                     {SEGMENT, sizeof(Segment)},
-                     {ACK, sizeof(Ack)},
-                     {RETURN, sizeof(Ack)}};
+        } types[] = {{REQUEST, sizeof(Request)}, {GRANT, sizeof(Grant)}, {SEGMENT, sizeof(Segment)},
+                     {ACK, sizeof(Ack)},         {RETURN, sizeof(Ack)},  {GET, sizeof(Get)},
+                     {DECLINE, sizeof(Decline)}};
         for (const auto &type : types) {
             for (size_t length : {sizeof(Header), type.size - 1}) {
                 std::string message(length, 0);
@@ -677,6 +675,65 @@ TEST_P(HostilePeer, SegmentsForMemoryThatIsNotItsToWriteAreRefused)
             region = gone.key.region;
         }
         attack("a region that is gone", [&](Segment &s) { s.region = region; });
+    });
+}
+
+TEST_P(HostilePeer, GetsOfMemoryThatIsNotItsToReadAreRefused)
+{
+    run_battle([](Battle &battle) {
+        Memory memory(battle.victim, 1000), secret(battle.victim, 1000, false);
+        fill(memory.buffer.data(), 1000, Data::RANDOM, 3);
+        const auto get_for = [&](uint64_t length) {
+            return Get{{battle.id}, memory.key.region, memory.address(), length, 77, 88, 0};
+        };
+        const auto attack = [&](const char *what, const std::function<void(Get &)> &change) {
+            Get get = get_for(1000);
+            change(get);
+            battle.send(GET, get);
+            battle.expect_endpoint_error(what);
+        };
+        attack("unknown region", [](Get &g) { g.region ^= 1; });
+        attack("region 0", [](Get &g) { g.region = 0; });
+        attack("before the region", [](Get &g) { --g.address; });
+        attack("beyond the region", [](Get &g) { ++g.address; });
+        attack("one byte more", [](Get &g) { ++g.length; });
+        attack("nothing", [](Get &g) { g.length = 0; });
+        attack("far away", [](Get &g) { g.address = ~0ull - 500; });
+        attack("length of 2^64-1", [](Get &g) { g.length = ~0ull; });
+        attack("length that wraps around", [](Get &g) { g.length = 0 - g.address; });
+        attack("another region's address", [&](Get &g) { g.address = secret.address(); });
+        attack("memory that was not exported", [&](Get &g) {
+            g.region = secret.key.region;
+            g.address = secret.address();
+        });
+        uint64_t gone;
+        {
+            Memory other(battle.victim, 1000);
+            gone = other.key.region;
+        }
+        attack("a region that is gone", [&](Get &g) { g.region = gone; });
+
+        // what an honest peer asks for
+        std::string message;
+        battle.send(GET, get_for(1000));
+        ASSERT_TRUE(battle.receive(SEGMENT, message));
+        Segment answer;
+        ASSERT_TRUE(read(message.data(), message.size(), answer));
+        EXPECT_EQ(77u, answer.region);
+        EXPECT_EQ(88u, answer.address);
+        EXPECT_EQ(1000u, answer.length);
+        EXPECT_EQ(0, memcmp(message.data() + sizeof(answer), memory.buffer.data(), 1000));
+
+        battle.send(DECLINE, Decline{{battle.id}, 77});
+        battle.expect_endpoint_error("answer to what was not asked");
+
+        // more at once than is answered: none of these fits a message, and no slot is lent
+        Memory large(battle.victim, 100000);
+        for (unsigned i = 0; i < 100; ++i) {
+            battle.send(GET,
+                        Get{{battle.id}, large.key.region, large.address(), 100000, 77, 88, 0});
+        }
+        battle.expect_endpoint_error("a flood of gets");
     });
 }
 
