@@ -17,9 +17,10 @@ constexpr double PHASE_SECONDS = 3e-3;     // of measured work end a phase,
 constexpr unsigned PHASE_OPERATIONS = 256; // or so many operations without
 constexpr unsigned TRUST = 6;              // operations of a size before it has a phase of its own
 constexpr double TRIAL_COST = 0.004;       // of the time, for each way
-constexpr unsigned MIN_INTERVAL = 48;      // operations between two phases
+constexpr unsigned MIN_INTERVAL = 32;      // operations between two phases
+constexpr unsigned FIRST_PHASES = 4;       // of each way, whatever they cost: what starts is slow
 constexpr double OUTLIER = 3;  // times as slow as usual: no slower counts, whatever held it up
-constexpr double WORTH = 1.02; // times as fast as straight, because coding takes the processor
+constexpr double WORTH = 1.05; // times as fast as straight, because coding takes the processor
 
 size_t index(Way way)
 {
@@ -107,7 +108,10 @@ void Bypass::start_phase(Way way)
 bool Bypass::may_start_phase(Way way) const
 {
     const size_t i = index(way);
-    return !learned_[i] || (since_[i] >= MIN_INTERVAL && busy_since_[i] * TRIAL_COST >= extra_[i]);
+    if (phases_[i] < FIRST_PHASES) {
+        return phases_[i] == 0 || since_[i] >= MIN_INTERVAL;
+    }
+    return since_[i] >= MIN_INTERVAL && busy_since_[i] * TRIAL_COST >= extra_[i];
 }
 
 Way Bypass::choose(size_t length, double ratio)
@@ -119,7 +123,7 @@ Way Bypass::choose(size_t length, double ratio)
     const bool measured = phase_samples_ >= PHASE_SAMPLES && phase_seconds_ >= PHASE_SECONDS;
     if (learning_ && (measured || phase_operations_ >= PHASE_OPERATIONS)) {
         learning_ = false;
-        learned_[index(phase_)] = true;
+        ++phases_[index(phase_)];
         extra_[index(phase_)] = phase_extra_;
         busy_since_[index(phase_)] = 0;
         since_[index(phase_)] = 0;

@@ -80,9 +80,9 @@ private:
     bool started_ = false;
     Way phase_ = Way::CODED;
     unsigned phase_samples_ = 0, phase_operations_ = 0;
-    double phase_seconds_ = 0; // of what was measured
-    double phase_extra_ = 0;   // seconds that this phase cost, as far as known
-    std::array<bool, WAYS> learned_ = {};
+    double phase_seconds_ = 0;                 // of what was measured
+    double phase_extra_ = 0;                   // seconds that this phase cost, as far as known
+    std::array<unsigned, WAYS> phases_ = {};   // that have ended
     std::array<double, WAYS> extra_ = {};      // of the last phase of this way
     std::array<double, WAYS> busy_since_ = {}; // seconds of work since then
     std::array<unsigned, WAYS> since_ = {};    // and operations

@@ -108,6 +108,10 @@ std::unique_ptr<StagingMemory> StagingMemory::allocate(Md *md, size_t length, co
         return nullptr;
     }
     staging->md_ = md;
+    if (!by_md) {
+        // A card's driver does so when it pins the pages; elsewhere the first segments would pay.
+        memset(staging->memory_.address, 0, staging->memory_.length);
+    }
 
     if (by_md) {
         staging->memh_ = staging->memory_.memh;
