@@ -257,7 +257,10 @@ ucs_status_t estimate_perf(uct_iface_h iface_handle, ucx::PerfAttr *attr)
     const uint64_t types = UCS_BIT(attr->local_memory_type) | UCS_BIT(attr->remote_memory_type);
     const bool host = types == UCS_BIT(UCS_MEMORY_TYPE_HOST);
     const bool stays_out = host && is_too_fast(iface);
-    if ((types & ~iface->md->mem_types) != 0 ||
+    // UCP makes one protocol of all lanes that can get: on GPU memory zip's would replace the get
+    // of the transport below for every size. Puts by zip and gets without it can each have theirs.
+    const bool replaces = !host && attr->operation == ucx::EP_OP_GET_ZCOPY;
+    if ((types & ~iface->md->mem_types) != 0 || replaces ||
         (stays_out && !can_bypass(iface, attr->operation))) {
         return UCS_ERR_UNSUPPORTED;
     }
