@@ -144,18 +144,17 @@ const char *verbs_library()
     return library != nullptr ? library : "";
 }
 
-// What a user sets, and what the software device needs.
+// What a user sets, and what the software device needs; `more` goes before it.
 Env environment(const Env &more = {})
 {
-    return Env{{"UCX_TLS", "zip,rc_verbs,ud_verbs,cuda_copy"},
-               {"UCX_NET_DEVICES", "swverbs0:1"},
-               {"UCX_MODULES", "^efa"},
-               {"UCX_ZIP_MEM_TYPES", "cuda"},
-               {"UCX_ZIP_BYPASS", "auto"},
-               {"UCX_FENCE_MODE", "weak"},
-               {"LD_PRELOAD", verbs_library()},
-               {"SWVERBS_FABRIC", "zip-test-cuda-" + std::to_string(getppid())}} +
-           more;
+    return more + Env{{"UCX_TLS", "zip,rc_verbs,ud_verbs,cuda_copy"},
+                      {"UCX_NET_DEVICES", "swverbs0:1"},
+                      {"UCX_MODULES", "^efa"},
+                      {"UCX_ZIP_MEM_TYPES", "cuda"},
+                      {"UCX_ZIP_BYPASS", "auto"},
+                      {"UCX_FENCE_MODE", "weak"},
+                      {"LD_PRELOAD", verbs_library()},
+                      {"SWVERBS_FABRIC", "zip-test-cuda-" + std::to_string(getppid())}};
 }
 
 uint64_t straight_bytes(const std::string &log)
@@ -277,64 +276,129 @@ INSTANTIATE_TEST_SUITE_P(Over, Cuda,
                                     (sides.param.receiver ? "Gpu" : "Host");
                          });
 
-// The lines of UCX's own table for messages from CUDA memory that name zip or do not.
-TEST(CudaSelection, LargeMessagesGoThroughZipAloneAndSmallOnesDoNot)
+// ---- what UCX's own tables (UCX_PROTO_INFO) say of messages
+
+struct Row {
+    size_t first = 0;
+    bool to_the_end = false;
+    std::string how;
+};
+
+// A size as the tables have it: "4096", "64K", "4M".
+size_t parse_size(const std::string &text)
+{
+    char *end;
+    const size_t number = strtoull(text.c_str(), &end, 10);
+    return *end == 'K' ? number << 10 : *end == 'M' ? number << 20 : number;
+}
+
+// The rows of the table for ucp_tag_send of `memory`, "cuda" or "host": those of the first endpoint
+// that has one with a rendezvous in it.
+std::vector<Row> rows_of(const std::string &log, const std::string &memory)
+{
+    std::vector<Row> rows, found;
+    bool inside = false;
+    std::istringstream lines(log);
+    for (std::string line; std::getline(lines, line);) {
+        if (line.find(" cfg#") != std::string::npos) { // a table begins
+            inside = false;
+            if (!rows.empty()) {
+                found = rows;
+            }
+            rows.clear();
+        } else if (line.find("tagged message by ucp_tag_send* from " + memory) !=
+                   std::string::npos) {
+            inside = true;
+        }
+        const size_t bar = line.find("| ");
+        const size_t dots = line.find("..");
+        if (!inside || bar == std::string::npos || dots == std::string::npos) {
+            continue;
+        }
+        Row row;
+        row.first = parse_size(line.substr(line.find_first_not_of(' ', bar + 1)));
+        row.to_the_end = line.compare(dots, 5, "..inf") == 0;
+        row.how = line.substr(line.find('|', bar + 1));
+        for (size_t blanks; (blanks = row.how.find("  ")) != std::string::npos;) {
+            row.how.erase(blanks, 1); // columns are as wide as the table needs
+        }
+        rows.push_back(row);
+    }
+    return rows.empty() ? found : rows;
+}
+
+// What is done with messages of `size`.
+std::string how(const std::vector<Row> &rows, size_t size)
+{
+    std::string found;
+    for (const Row &row : rows) {
+        if (row.first <= size) {
+            found = row.how;
+        }
+    }
+    return found;
+}
+
+TEST(CudaSelection, LargeMessagesGoThroughZipAloneAndSmallOnesAsWithout)
 {
     for (const char *gbps : {"1", "12", "50"}) {
-        Processes pair(environment({{"UCX_PROTO_INFO", "y"}, {"SWVERBS_GBPS", gbps}}));
-        pair.run(
-                [&](Channel &channel) {
-                    Driver::get().use();
-                    Worker worker;
-                    Endpoint *to = worker.connect(channel.receive());
-                    Memory source(true, 64 * MIB, 0);
-                    EXPECT_EQ(UCS_OK, worker.wait(worker.tag_send(to, source.data(), 64 * MIB, 1)));
-                    EXPECT_EQ(UCS_OK, worker.close(to));
-                    channel.send("closed");
-                },
-                [&](Channel &channel) {
-                    Driver::get().use();
-                    Worker worker;
-                    channel.send(worker.address());
-                    Memory target(true, 64 * MIB, 0);
-                    EXPECT_EQ(UCS_OK, worker.wait(worker.tag_receive(target.data(), 64 * MIB, 1)));
-                    worker.serve(channel);
-                });
+        std::string log[2]; // without zip, with
+        for (const char *tls : {"rc_verbs,ud_verbs,cuda_copy", "zip,rc_verbs,ud_verbs,cuda_copy"}) {
+            Processes pair(environment(
+                    {{"UCX_TLS", tls}, {"UCX_PROTO_INFO", "y"}, {"SWVERBS_GBPS", gbps}}));
+            pair.run(
+                    [&](Channel &channel) {
+                        Driver::get().use();
+                        Worker worker;
+                        Endpoint *to = worker.connect(channel.receive());
+                        for (bool device : {true, false}) {
+                            Memory source(device, 64 * MIB, 0);
+                            EXPECT_EQ(UCS_OK,
+                                      worker.wait(worker.tag_send(to, source.data(), 64 * MIB, 1)));
+                        }
+                        EXPECT_EQ(UCS_OK, worker.close(to));
+                        channel.send("closed");
+                    },
+                    [&](Channel &channel) {
+                        Driver::get().use();
+                        Worker worker;
+                        channel.send(worker.address());
+                        for (bool device : {true, false}) {
+                            Memory target(device, 64 * MIB, 0);
+                            EXPECT_EQ(UCS_OK,
+                                      worker.wait(worker.tag_receive(target.data(), 64 * MIB, 1)));
+                        }
+                        worker.serve(channel);
+                    });
+            if (!Processes::is_part()) {
+                log[tls[0] == 'z'] = pair.outcome(0).log;
+            }
+        }
         if (Processes::is_part()) {
-            continue; // the part that this process is for is another speed's
+            continue;
         }
-        printf("%s GB/s:\n%s\n", gbps, pair.outcome(0).log.c_str());
-        // the tables' rows, "from..to | how | over what", of messages from CUDA and from host
-        // memory
-        unsigned rows = 0, large_through_zip = 0;
-        enum { OTHER, CUDA, HOST } memory = OTHER;
-        std::istringstream lines(pair.outcome(0).log + pair.outcome(1).log);
-        for (std::string line; std::getline(lines, line);) {
-            if (line.find(" cfg#") != std::string::npos) { // a table begins
-                memory = OTHER;
-            } else if (line.find("message by ") != std::string::npos) {
-                memory = line.find("from cuda") != std::string::npos   ? CUDA
-                         : line.find("from host") != std::string::npos ? HOST
-                                                                       : OTHER;
+        const std::vector<Row> plain = rows_of(log[0], "cuda"), zip = rows_of(log[1], "cuda");
+        ASSERT_FALSE(plain.empty()) << log[0];
+        ASSERT_FALSE(zip.empty()) << log[1];
+        for (const auto *table : {&plain, &zip}) {
+            for (const Row &row : *table) {
+                printf("%s GB/s, %s zip, CUDA, from %zu: %s\n", gbps,
+                       table == &zip ? "with" : "without", row.first, row.how.c_str());
             }
-            if (line.find("..") == std::string::npos || memory == OTHER) {
-                continue;
-            }
-            const bool zip = line.find("zip/") != std::string::npos;
-            if (memory == HOST) {
-                // below the speed that UCX believes of cuda_copy it sends host memory through GPU
-                // fragments, whatever lane takes those
-                EXPECT_FALSE(zip && std::stoi(gbps) > 10) << line;
-                continue;
-            }
-            ++rows;
-            EXPECT_FALSE(zip && line.find(" and ") != std::string::npos)
-                    << "striped over another lane: " << line;
-            EXPECT_FALSE(zip && line.find(" 0..") != std::string::npos) << line;
-            large_through_zip += zip && line.find("..inf") != std::string::npos;
         }
-        EXPECT_GT(rows, 0u);
-        EXPECT_GT(large_through_zip, 0u) << "at " << gbps << " GB/s";
+        EXPECT_TRUE(zip.back().to_the_end);
+        EXPECT_NE(std::string::npos, zip.back().how.find("zip/")) << zip.back().how;
+        EXPECT_EQ(std::string::npos, zip.back().how.find(" and ")) << "striped: " << zip.back().how;
+        // (the shortest, for which UCX takes a put of rc without zip, go eager: puts are zip's)
+        for (size_t size = 256; size < zip.back().first; size *= 2) {
+            EXPECT_EQ(how(plain, size), how(zip, size)) << size << " bytes at " << gbps << " GB/s";
+        }
+        // Below the speed that UCX believes of cuda_copy it sends host memory through GPU
+        // fragments, over whatever lane takes those.
+        for (size_t size = 1; size < 64 * MIB && std::stoi(gbps) > 10; size *= 2) {
+            EXPECT_EQ(how(rows_of(log[0], "host"), size), how(rows_of(log[1], "host"), size))
+                    << size << " bytes of host memory at " << gbps << " GB/s";
+        }
     }
 }
 

@@ -75,8 +75,9 @@ constexpr double HOST_RATIO = 1.5;
 // compared with copies that are priced without any wire, at a speed that is the processor's. The
 // overhead then says all that is said of the wire; between several devices the ratio stays right.
 constexpr double BLOCKING_RATIO = 5000;
-constexpr double LOSING_RATIO = 0.9; // of the bandwidth below, to be the second best
-constexpr size_t MIN_SLOTS = 8;      // of an interface's staging memory, both directions
+constexpr double DROPPED_RATIO = 1e-3; // so slow that UCP does not even use it beside others
+constexpr double LOSING_RATIO = 0.9;   // of the bandwidth below, to be the second best
+constexpr size_t MIN_SLOTS = 8;        // of an interface's staging memory, both directions
 constexpr size_t SLOT_ALIGNMENT = 4096;
 constexpr size_t MIN_SEGMENT_SIZE = 4096;
 constexpr size_t MAX_SEGMENT_SIZE = size_t(1) << 30;
@@ -243,6 +244,14 @@ bool can_bypass(const Iface *iface, int operation)
            (iface->lower_attr.cap.flags & flag) != 0;
 }
 
+void scale(ucx::PerfAttr *attr, double factor)
+{
+    for (auto *bandwidth : {&attr->bandwidth, &attr->path_bandwidth}) {
+        bandwidth->shared *= factor;
+        bandwidth->dedicated *= factor;
+    }
+}
+
 ucs_status_t estimate_perf(uct_iface_h iface_handle, ucx::PerfAttr *attr)
 {
     const Iface *iface = iface_of(iface_handle);
@@ -257,16 +266,22 @@ ucs_status_t estimate_perf(uct_iface_h iface_handle, ucx::PerfAttr *attr)
     const uint64_t types = UCS_BIT(attr->local_memory_type) | UCS_BIT(attr->remote_memory_type);
     const bool host = types == UCS_BIT(UCS_MEMORY_TYPE_HOST);
     const bool stays_out = host && is_too_fast(iface);
-    // UCP makes one protocol of all lanes that can get: on GPU memory zip's would replace the get
-    // of the transport below for every size. Puts by zip and gets without it can each have theirs.
-    const bool replaces = !host && attr->operation == ucx::EP_OP_GET_ZCOPY;
-    if ((types & ~iface->md->mem_types) != 0 || replaces ||
-        (stays_out && !can_bypass(iface, attr->operation))) {
+    const bool served = (types & ~iface->md->mem_types) == 0;
+    const bool serves_gpu = (iface->md->mem_types & ~UCS_BIT(UCS_MEMORY_TYPE_HOST)) != 0;
+    if ((!served && !serves_gpu) || (stays_out && !can_bypass(iface, attr->operation))) {
         return UCS_ERR_UNSUPPORTED;
     }
     const ucs_status_t status = uct_iface_estimate_perf(iface->lower, attr);
     if (status != UCS_OK || stays_out) {
         return status;
+    }
+    // UCP makes one protocol of all lanes that can get, and another of those that can put, drops
+    // what is much slower than the best one, and gives up the protocol if a lane fails. Beside a
+    // lane that takes GPU memory itself zip is dropped from the gets, so that it has puts and that
+    // lane gets, each with a size to begin at; and from what it does not serve.
+    if (!served || (!host && attr->operation == ucx::EP_OP_GET_ZCOPY)) {
+        scale(attr, DROPPED_RATIO);
+        return UCS_OK;
     }
     double told = iface->options.bandwidth_ratio;
     if (host && (iface->lower_attr.cap.flags & UCT_IFACE_FLAG_GET_ZCOPY) != 0) {
@@ -274,10 +289,7 @@ ucs_status_t estimate_perf(uct_iface_h iface_handle, ucx::PerfAttr *attr)
     } else if (host) {
         told = std::max(BLOCKING_RATIO, told);
     }
-    for (auto *bandwidth : {&attr->bandwidth, &attr->path_bandwidth}) {
-        bandwidth->shared *= told;
-        bandwidth->dedicated *= told;
-    }
+    scale(attr, told);
     attr->send_pre_overhead =
             priced_overhead(iface, told, least_size(iface, host, attr->operation));
     attr->send_post_overhead = attr->recv_overhead = 0; // that is all of it
