@@ -81,7 +81,7 @@ TEST_P(FallBack, PeerHasNoPlugin)
 TEST_P(FallBack, PeerDoesNotServeHostMemory)
 {
     Processes pair(env());
-    pair.env(1)["UCX_ZIP_MEM_TYPES"] = "cuda";
+    pair.env(1)["UCX_ZIP_MEM_TYPES"] = "rocm";
     run_plain(pair);
     expect_no_zip(pair);
     EXPECT_NE(std::string::npos, pair.outcome(1).log.find("UCX_ZIP_MEM_TYPES=host"))

@@ -166,6 +166,12 @@ void run_flags(Processes &pair, Separator separator, size_t flag_length = sizeof
                 const std::string flag_key = channel.receive(), flag_address = channel.receive();
                 const Target data(to, data_key, data_address), flag(to, flag_key, flag_address);
                 Buffer flag_source(flag_length, Data::RANDOM, 1);
+                // UCP keeps what is posted before the connection is up, and its weak fence does not
+                // know of that.
+                const uint64_t nothing = 0;
+                ucs_status_ptr_t first = put(to, &nothing, sizeof(nothing), flag);
+                EXPECT_EQ(UCS_OK, worker.flush(to));
+                EXPECT_EQ(UCS_OK, worker.wait(first));
                 for (uint64_t round = 1; round <= ROUNDS; ++round) {
                     const size_t length = LENGTHS[round % 4];
                     Buffer source(length, Data::BF16, round);

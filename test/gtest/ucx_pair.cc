@@ -152,6 +152,7 @@ std::string find_errors(const std::string &log)
     for (std::string line; std::getline(lines, line);) {
         if (line.find("UCX  ERROR") != std::string::npos &&
             line.find("failed to create netlink socket") == std::string::npos &&
+            line.find("received error response from netlink") == std::string::npos &&
             line.find("socket create failed: Protocol not supported") == std::string::npos) {
             found += line + "\n";
         }

@@ -273,7 +273,7 @@ cp "$dir/receiver" "$dir/err"
 check "interrupted while waiting" $status 130 "interrupted"
 
 if [ -n "$plugin" ]; then
-    export UCX_PLUGIN_PATH=$plugin UCX_ZIP_MEM_TYPES=host
+    export UCX_PLUGIN_PATH=$plugin UCX_ZIP_MEM_TYPES=host UCX_ZIP_BYPASS=never # on loopback it would have nothing to do
     start_receiver
     status=0
     timeout 60 "$zipperf" model --connect "127.0.0.1:$port" --model "$model" --require-zip --repeat 3 --size 100001,3M \
