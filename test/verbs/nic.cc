@@ -954,6 +954,7 @@ Nic::Verdict Nic::deliver_send(QueuePair &q, Segment &s, SendWqe &w, const Peer 
         }
         if (ud) {
             q.has_datagram = true;
+            q.datagram_for = w.qpn;
         } else {
             p.receiving = 1;
         }
@@ -963,6 +964,9 @@ Nic::Verdict Nic::deliver_send(QueuePair &q, Segment &s, SendWqe &w, const Peer 
     const auto release = [&] {
         return ud ? std::exchange(q.has_datagram, false) : p.receiving.exchange(0) != 0;
     };
+    if (ud && q.datagram_for != w.qpn) {
+        q.has_datagram = false; // of a peer that went away before it was delivered
+    }
     if (s.offset == 0 && s.copy == nullptr && !is_taken() && !take()) {
         return ud ? Verdict::delivered : receiver_not_ready(q, w, peer, now);
     }
@@ -1004,6 +1008,10 @@ Nic::Verdict Nic::deliver_send(QueuePair &q, Segment &s, SendWqe &w, const Peer 
         const Verdict verdict = move(q, s, peer, local, remote, true, device_thread, error);
         if (verdict != Verdict::delivered) {
             return verdict;
+        }
+        if (error == ESRCH && ud) {
+            release();
+            return Verdict::delivered; // to nobody
         }
         if (error == ESRCH) {
             return no_answer(q, w, now);

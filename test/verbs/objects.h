@@ -252,6 +252,7 @@ struct QueuePair {
     // UD: the receive of the peer that the datagram being delivered has taken.
     Receive datagram;
     bool has_datagram;
+    uint32_t datagram_for; // QP number
 };
 
 } // namespace swverbs

@@ -1560,6 +1560,65 @@ TEST(Device, DatagramsOfManySendersTakeAReceiveEach)
     });
 }
 
+TEST(Device, DatagramsToAKilledPeerDoNoHarmToAnother)
+{
+    for (int round = 0; round < 8; round++) {
+        run(3, {},
+            [](int r) {
+                Options o;
+                o.type = IBV_QPT_UD;
+                o.recv_wr = 2000;
+                o.cqe = 8192;
+                End e(o);
+                e.connect((r + 1) % 3);
+                for (uint64_t i = 0; r > 0 && i < 2000; i++) {
+                    ASSERT_EQ(e.receive(i * 4096, 2040, i), 0);
+                }
+                barrier();
+                if (r == 1) {
+                    for (;;) {
+                        e.wait(0.001); // until it is killed
+                    }
+                }
+                if (r == 2) {
+                    uint32_t got = 0;
+                    while (board->value[3].load() == 0 || got < board->value[4].load()) {
+                        const ibv_wc wc = e.wait(0.1);
+                        if (wc.status != kNothing) {
+                            ASSERT_EQ(wc.status, IBV_WC_SUCCESS) << "after " << got;
+                            got++;
+                        }
+                    }
+                    return;
+                }
+                ibv_ah *ah[3] = {};
+                for (int to : {1, 2}) {
+                    ibv_ah_attr attr = {};
+                    attr.dlid = static_cast<uint16_t>(board->address[to].lid);
+                    attr.port_num = 1;
+                    ah[to] = ibv_create_ah(e.pd, &attr);
+                }
+                for (int i = 0; i < 1200; i++) {
+                    const int to = 1 + i % 2;
+                    if (i == 301) {
+                        kill(board->pid[1].load(), SIGKILL);
+                    }
+                    ibv_sge sge;
+                    ibv_send_wr wr = e.write_request(sge, 0, 2000, 0);
+                    wr.opcode = IBV_WR_SEND;
+                    wr.wr.ud = {ah[to], board->address[to].qpn[0], 0x1234};
+                    ASSERT_EQ(e.post(wr), 0);
+                    EXPECT_EQ(e.wait().status, IBV_WC_SUCCESS);
+                    board->value[4] += to == 2;
+                }
+                board->value[3] = 1;
+                EXPECT_EQ(ibv_destroy_ah(ah[1]), 0);
+                EXPECT_EQ(ibv_destroy_ah(ah[2]), 0);
+            },
+            {1});
+    }
+}
+
 // Processes and settings.
 
 TEST(Device, SixtyFourProcessesInARing)
