@@ -122,6 +122,20 @@ TEST(Bypass, GoesByTheNearestSizeThatIsKnown)
     EXPECT_LE(link.run(bypass, 20, 16 * MIB, 0.67, 1e9, 3e9), 8u);
 }
 
+TEST(Bypass, ASizeThatComesSeldomCostsLittle)
+{
+    Bypass bypass(0, 0);
+    Link link(8);
+    double best = 0;
+    const double start = link.now();
+    for (unsigned round = 0; round < 2000; ++round) {
+        link.run(bypass, 19, MIB / 4, 0.67, 1e9, 3e9);
+        link.run(bypass, 1, 4 * MIB, 0.67, 1e9, 3e9);
+        best += (19 * 0.25 + 4) * static_cast<double>(MIB) / 3e9;
+    }
+    EXPECT_LT(link.now() - start, best * 1.03);
+}
+
 // Many ends are noticed at once: their times are nothing, one by one.
 TEST(Bypass, EndsThatComeTogetherAreOneSample)
 {

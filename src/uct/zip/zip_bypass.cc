@@ -15,10 +15,11 @@ constexpr double BATCH_SECONDS = 100e-6;
 constexpr unsigned PHASE_SAMPLES = 4;      // and
 constexpr double PHASE_SECONDS = 3e-3;     // of measured work end a phase,
 constexpr unsigned PHASE_OPERATIONS = 256; // or so many operations without
-constexpr unsigned TRUST = 6;              // operations of a size before it has a phase of its own
-constexpr double TRIAL_COST = 0.004;       // of the time, for each way
-constexpr unsigned MIN_INTERVAL = 32;      // operations between two phases
-constexpr unsigned FIRST_PHASES = 4;       // of each way, whatever they cost: what starts is slow
+constexpr unsigned TRUST = 6; // operations of a size before it has a phase, then twice as many
+constexpr unsigned MAX_DOUBLINGS = 16;
+constexpr double TRIAL_COST = 0.004;  // of the time, for each way
+constexpr unsigned MIN_INTERVAL = 32; // operations between two phases
+constexpr unsigned FIRST_PHASES = 4;  // of each way, whatever they cost: what starts is slow
 constexpr double OUTLIER = 3;  // times as slow as usual: no slower counts, whatever held it up
 constexpr double WORTH = 1.05; // times as fast as straight, because coding takes the processor
 
@@ -135,8 +136,10 @@ Way Bypass::choose(size_t length, double ratio)
     }
     Cell &own = cell(length, ratio);
     for (Way way : {Way::CODED, Way::STRAIGHT}) {
-        if (!learning_ && own.rates[index(way)].count == 0 && ++own.on_trust >= TRUST) {
+        if (!learning_ && own.rates[index(way)].count == 0 &&
+            ++own.on_trust >= TRUST << std::min(own.phases, MAX_DOUBLINGS)) {
             own.on_trust = 0;
+            ++own.phases; // a size that comes seldom may find no place in its phase
             start_phase(way);
         }
     }

@@ -57,6 +57,7 @@ private:
     struct Cell {
         std::array<Rate, WAYS> rates;
         unsigned on_trust = 0; // operations that went by another size's rates
+        unsigned phases = 0;   // that were begun for this size
     };
     // What ended since the last sample: the ends of several operations are often noticed at once,
     // so that their times are worth something only in sum.
