@@ -274,6 +274,9 @@ void Processes::start(unsigned run, unsigned part, const std::vector<int> &chann
     env.try_emplace("UCX_WARN_UNUSED_ENV_VARS", "n");
     // a wheel's and the system's libefa would load libnl twice, which crashes at exit
     env.try_emplace("UCX_MODULES", "^efa");
+#ifdef __SANITIZE_THREAD__
+    env.try_emplace("UCX_MEM_MMAP_HOOK_MODE", "none"); // both patch the same functions of libc
+#endif
     env.try_emplace("UCX_HANDLE_ERRORS", "none"); // the parent shows what happened
     // what is counted is what went through zip; UCX ignores it where there is no such option
     env.try_emplace("UCX_ZIP_BYPASS", "never");
