@@ -1005,6 +1005,23 @@ TEST_P(Addresses, OtherVersionsAreUnreachable)
     });
 }
 
+// A key is as long as the domain below makes it, whatever it says of itself.
+TEST_P(Addresses, KeysThatSayTheyAreLongerAreNotReadBeyondTheirEnd)
+{
+    run_battle([](Battle &battle) {
+        Memory memory(battle.victim, 1000);
+        for (unsigned length : {1u, 7u, 200u, 255u}) {
+            std::vector<char> exact(sizeof(Rkey)); // so that a sanitizer sees the byte behind it
+            Rkey head = memory.key;
+            head.lower_length = static_cast<uint8_t>(length);
+            memcpy(exact.data(), &head, sizeof(head));
+            uct_rkey_bundle_t rkey;
+            ASSERT_EQ(UCS_OK, uct_rkey_unpack(battle.victim.component, exact.data(), &rkey));
+            EXPECT_EQ(UCS_OK, uct_rkey_release(battle.victim.component, &rkey));
+        }
+    });
+}
+
 TEST_P(Addresses, RegionsHaveUnguessableNames)
 {
     run_battle([](Battle &battle) {

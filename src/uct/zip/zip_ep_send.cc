@@ -443,10 +443,11 @@ ucs_status_t Ep::go_straight(Operation &operation, Tracked *entry)
 {
     Md *md = iface->md;
     const bool is_put = operation.kind == Kind::PUT;
+    const bool needs_memh = (md->lower_attr.flags & UCT_MD_FLAG_NEED_MEMH) != 0;
+    const uct_mem_h memh =
+            needs_memh && operation.region != nullptr ? md->lower_memh(operation.region) : nullptr;
     if (operation.under == nullptr) {
-        const bool needs_memh = (md->lower_attr.flags & UCT_MD_FLAG_NEED_MEMH) != 0;
-        if (!can_go_straight(operation) ||
-            (needs_memh && md->lower_memh(operation.region) == nullptr)) {
+        if (!can_go_straight(operation) || (needs_memh && memh == nullptr)) {
             if (!operation.is_codable()) {
                 zip_error("zip: %s cannot move this memory: it is not registered there at both "
                           "ends",
@@ -473,7 +474,7 @@ ucs_status_t Ep::go_straight(Operation &operation, Tracked *entry)
         uct_iov_t iov = {};
         iov.buffer = operation.local + operation.done;
         iov.length = std::min(operation.length - operation.done, most);
-        iov.memh = operation.region != nullptr ? md->lower_memh(operation.region) : nullptr;
+        iov.memh = memh;
         iov.count = 1;
         const uint64_t address = operation.address + operation.done;
         const ucs_status_t status =

@@ -9,6 +9,7 @@
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <utility>
 
@@ -246,9 +247,13 @@ bool can_bypass(const Iface *iface, int operation)
 
 void scale(ucx::PerfAttr *attr, double factor)
 {
-    for (auto *bandwidth : {&attr->bandwidth, &attr->path_bandwidth}) {
-        bandwidth->shared *= factor;
-        bandwidth->dedicated *= factor;
+    if ((attr->field_mask & ucx::PerfAttr::BANDWIDTH) != 0) {
+        attr->bandwidth.shared *= factor;
+        attr->bandwidth.dedicated *= factor;
+    }
+    if ((attr->field_mask & ucx::PerfAttr::PATH_BANDWIDTH) != 0) {
+        attr->path_bandwidth.shared *= factor;
+        attr->path_bandwidth.dedicated *= factor;
     }
 }
 
@@ -843,14 +848,14 @@ void Iface::free_tx_buffers_of(uct_ep_h user)
 LowerOperation *Iface::begin_lower_operation(Ep *ep)
 {
     LowerOperation &operation = lower_operations.emplace_back();
-    operation = {{on_lower_operation, 1, UCS_OK}, this, ep, ep->lower, nullptr, nullptr, nullptr};
+    operation = {{on_lower_operation, 1, UCS_OK},  this, ep, ep->lower, nullptr, nullptr, nullptr,
+                 std::prev(lower_operations.end())};
     return &operation;
 }
 
 void Iface::forget_lower_operation(LowerOperation *operation)
 {
-    lower_operations.remove_if(
-            [operation](const LowerOperation &other) { return &other == operation; });
+    lower_operations.erase(operation->self);
 }
 
 void Iface::detach_lower_operations(Ep *ep)

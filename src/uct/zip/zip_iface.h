@@ -96,6 +96,7 @@ struct LowerOperation {
     uct_completion_t *user; // of the application, or NULL
     Tracked *tracked;       // it is done with this, or NULL
     Unannounced *segment;   // that may be announced with this, or NULL
+    std::list<LowerOperation>::iterator self; // where the interface keeps it
 };
 
 struct AmArg {

@@ -18,6 +18,8 @@ namespace zip {
 
 ucx::Component component;
 static ucx::MdOps md_ops;
+// Of keys of the domains below, which are all of one component: UCX unpacks keys without a domain.
+static std::atomic<size_t> lower_rkey_length;
 
 static const char *bypass_option_names[] = {"auto", "never", "always", nullptr};
 
@@ -348,6 +350,15 @@ ucs_status_t query_md_resources(uct_component_h self, uct_md_resource_desc_t **r
     return UCS_OK;
 }
 
+// Bytes of the key of the domain below inside a packed key.
+size_t lower_rkey_size(const Md *md)
+{
+    return md->lower_registers && (md->lower_attr.flags & UCT_MD_FLAG_NEED_RKEY) != 0 &&
+                           !md->lower_rkey_ptr
+                   ? md->lower_attr.rkey_packed_size
+                   : 0;
+}
+
 ucs_status_t md_open(uct_component_h, const char *name, const uct_md_config_t *config,
                      uct_md_h *md_p)
 {
@@ -381,6 +392,7 @@ ucs_status_t md_open(uct_component_h, const char *name, const uct_md_config_t *c
                 (md->lower_attr.flags & (UCT_MD_FLAG_NEED_MEMH | UCT_MD_FLAG_NEED_RKEY)) != 0;
         md->mem_types = served_types(options, md->lower_attr);
         md->bypass = static_cast<BypassOption>(options->bypass);
+        lower_rkey_length = lower_rkey_size(md.get());
         md->lower = lower.release();
         *md_p = reinterpret_cast<uct_md_h>(md.release());
         return UCS_OK;
@@ -391,15 +403,6 @@ ucs_status_t md_open(uct_component_h, const char *name, const uct_md_config_t *c
 void md_close(uct_md_h md)
 {
     delete md_of(md);
-}
-
-// Bytes of the key of the domain below inside a packed key.
-size_t lower_rkey_size(const Md *md)
-{
-    return md->lower_registers && (md->lower_attr.flags & UCT_MD_FLAG_NEED_RKEY) != 0 &&
-                           !md->lower_rkey_ptr
-                   ? md->lower_attr.rkey_packed_size
-                   : 0;
 }
 
 ucs_status_t md_query(uct_md_h md_handle, ucx::MdAttr *attr)
@@ -489,8 +492,12 @@ ucs_status_t rkey_unpack(uct_component_h, const void *buffer, const void *, uct_
     if (rkey == nullptr) {
         return UCS_ERR_NO_MEMORY;
     }
-    const char *lower = static_cast<const char *>(buffer) + sizeof(packed);
-    rkey->lower.assign(lower, lower + packed.lower_length);
+    // A key of another length is not one of the domain below: the region is reached through
+    // staging.
+    if (packed.lower_length == lower_rkey_length) {
+        const char *lower = static_cast<const char *>(buffer) + sizeof(packed);
+        rkey->lower.assign(lower, lower + packed.lower_length);
+    }
     *rkey_p = reinterpret_cast<uct_rkey_t>(rkey);
     *handle_p = rkey;
     return UCS_OK;
