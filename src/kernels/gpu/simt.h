@@ -78,6 +78,7 @@
 #define ZIP_KERNELS_GPU_SIMT_H
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/gpu/job.h"
 
