@@ -97,7 +97,7 @@ struct alignas(16) U32x4 {
 
 #if defined(__CUDACC__)
 #include "kernels/gpu/simt_cuda.h"
-#elif defined(__HIP__) || defined(__HIPCC__)
+#elif defined(__HIP__)
 #include "kernels/gpu/simt_hip.h"
 #else
 #include "kernels/gpu/simt_cpu.h"

@@ -4,6 +4,7 @@
 #ifndef ZIP_KERNELS_GPU_SIMT_CPU_H
 #define ZIP_KERNELS_GPU_SIMT_CPU_H
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -16,7 +17,7 @@
 #define SIMT_KERNEL(name, threads, min_blocks)                                                     \
     extern "C" void name(const zip::gpu::Launch &launch);                                          \
     static const zip::simt::cpu::KernelEntry name##_entry(#name, name, threads);                   \
-    extern "C" void name(const zip::gpu::Launch &launch)
+    extern "C" void name([[maybe_unused]] const zip::gpu::Launch &launch)
 #define SIMT_SHARED(Type, name)                                                                    \
     static_assert(std::is_trivially_default_constructible_v<Type>);                                \
     static const char name##_key = 0;                                                              \
