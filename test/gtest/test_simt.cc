@@ -227,13 +227,16 @@ TEST_P(Simt, WorkersHaveBarriersOfTheirOwn)
 SIMT_KERNEL(atomics_kernel, THREADS, 1)
 {
     SIMT_SHARED(Exchange, shared);
-    if (thread_index() < 2)
+    if (thread_index() < 3)
         shared.word[thread_index()] = 0;
     BlockBarrier().sync();
     const uint32_t old = atomic_add_shared(&shared.word[0], thread_index());
     atomic_or_shared(&shared.word[1], 1u << lane_index());
+    atomic_max_shared(&shared.word[2], thread_index() ^ 21);
     BlockBarrier().sync();
-    out(launch) = old <= shared.word[0] && shared.word[1] == 0xffffffff ? shared.word[0] : 0;
+    const bool right =
+            old <= shared.word[0] && shared.word[1] == 0xffffffff && shared.word[2] == THREADS - 1;
+    out(launch) = right ? shared.word[0] : 0;
 }
 TEST_P(Simt, SharedAtomicsAddUp)
 {

@@ -52,7 +52,7 @@
 //   popcount(v), find_first(v)  v != 0: number of its lowest set bit
 //
 // Shared memory
-//   atomic_add_shared(p, v), atomic_or_shared(p, v)  return the old value
+//   atomic_add_shared(p, v), atomic_or_shared(p, v), atomic_max_shared(p, v)  return the old value
 //   copy_async_4(shared, global)  starts to copy 4 bytes, both aligned to 4
 //   copy_async_wait()             until the own thread's copies are done; other threads see them
 //                                 after a barrier (or sync_lanes())

@@ -193,6 +193,13 @@ inline uint32_t atomic_or_shared(uint32_t *p, uint32_t v)
     *p |= v;
     return old;
 }
+inline uint32_t atomic_max_shared(uint32_t *p, uint32_t v)
+{
+    cpu::preemption_point();
+    const uint32_t old = *p;
+    *p = std::max(old, v);
+    return old;
+}
 
 inline void copy_async_4(void *shared, const void *global, cpu::Place place = cpu::Place::current())
 {

@@ -97,6 +97,10 @@ SIMT_DEVICE uint32_t atomic_or_shared(uint32_t *p, uint32_t v)
 {
     return atomicOr(p, v);
 }
+SIMT_DEVICE uint32_t atomic_max_shared(uint32_t *p, uint32_t v)
+{
+    return atomicMax(p, v);
+}
 
 SIMT_DEVICE void copy_async_4(void *shared, const void *global)
 {

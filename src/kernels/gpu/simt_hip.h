@@ -121,6 +121,10 @@ SIMT_DEVICE uint32_t atomic_or_shared(uint32_t *p, uint32_t v)
 {
     return __hip_atomic_fetch_or(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
+SIMT_DEVICE uint32_t atomic_max_shared(uint32_t *p, uint32_t v)
+{
+    return __hip_atomic_fetch_max(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
 
 SIMT_DEVICE void copy_async_4(void *shared, const void *global)
 {
