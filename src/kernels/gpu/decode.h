@@ -37,7 +37,7 @@ struct DecodeShared {
     U32x2 counts[kGroups];
     uint32_t totals[7][kGroups]; // dense: codes of a tail level
     alignas(16) uint32_t table[4];
-    Job job;
+    Job job, next;
     uint64_t tail_offset;
     uint32_t words, mode, status, bad;
 };
@@ -66,14 +66,14 @@ SIMT_DEVICE void decode_done(const Job &job, uint32_t status, uint16_t seq)
     // Corrupt tiles count from bit 32, unsupported chunks from bit 48 (each tile finds the same header, but in a chunk that changes).
     const uint64_t add = 1 + (status == CORRUPT ? uint64_t(1) << 32 : 0);
     if (status == UNSUPPORTED)
-        simt::atomic_add(&job.state->tail, 1);
-    const uint64_t done = simt::atomic_add_acq_rel(&job.state->done, add) + add;
-    if (uint32_t(done) != job.tiles)
+        simt::atomic_add(&job.state()->tail, 1);
+    const uint64_t done = simt::atomic_add_acq_rel(&job.state()->done, add) + add;
+    if (uint32_t(done) != job.tiles())
         return;
-    const uint32_t result = done >> 32 != 0 ? CORRUPT : job.state->tail != 0 ? UNSUPPORTED : DONE;
-    job.state->tail = 0;
-    job.state->done = 0;
-    simt::publish(job.progress, progress_word(0, result, seq));
+    const uint32_t result = done >> 32 != 0 ? CORRUPT : job.state()->tail != 0 ? UNSUPPORTED : DONE;
+    job.state()->tail = 0;
+    job.state()->done = 0;
+    simt::publish(job.progress(), progress_word(0, result, seq));
 }
 
 // Copies `bytes` bytes from shared memory (aligned to 16; up to 19 bytes behind them are touched) to anywhere, with a lane group.
@@ -117,7 +117,7 @@ ZIP_HOST_DEVICE constexpr bool can_add()
 
 // kWhole: the tile is whole and not small.
 template <class T, bool kWhole, class Shared, class Barrier>
-SIMT_DEVICE void decode_tile(const Launch &launch, Shared &shared, uint32_t thread, Barrier barrier)
+SIMT_DEVICE void decode_tile(const Launch &launch, uint32_t next_tile, Shared &shared, uint32_t thread, Barrier barrier)
 {
     using C = Cascade<T::SHAPE>;
     constexpr uint32_t H = T::GROUP_BLOCKS, L = C::LEVELS, M = T::TYPE.mantissa_bits;
@@ -127,8 +127,8 @@ SIMT_DEVICE void decode_tile(const Launch &launch, Shared &shared, uint32_t thre
     const uint32_t lane = thread % simt::LANES, group = thread / simt::LANES;
 
     const Job &job = shared.job;
-    const bool add = can_add<T>() && job.op == ZIP_GPU_ADD;
-    const TileExtent tile = tile_extent<T>(job.left, !DENSE && job.small != 0);
+    const bool add = can_add<T>() && job.add();
+    const TileExtent tile = tile_extent<T>(job.left(), !DENSE && job.small());
     const bool small = !kWhole && tile.small;
     const uint32_t values = kWhole ? T::VALUES : tile.values, blocks = kWhole ? H : tile.blocks, groups = kWhole ? T::GROUPS : tile.groups;
     const uint32_t first_block = group * blocks;
@@ -153,7 +153,7 @@ SIMT_DEVICE void decode_tile(const Launch &launch, Shared &shared, uint32_t thre
         } else if (lane == 6) {
             field = job.tile_header();
         } else if (lane < 10) {
-            field = job.chunk + 8 * (lane - 7);
+            field = job.chunk() + 8 * (lane - 7);
         }
         U32x2 x{0, 0};
         if (field != nullptr)
@@ -176,9 +176,9 @@ SIMT_DEVICE void decode_tile(const Launch &launch, Shared &shared, uint32_t thre
         } else if (lane == 7) {
             ok = (field_value & ~OPTIONAL_FLAGS) == expected_header(T::DTYPE, T::SHAPE, small);
         } else if (lane == 8) {
-            ok = field_value == job.length;
+            ok = field_value == job.length();
         } else if (lane == 9) {
-            ok = field_value % format::TAIL_WORD == 0 && field_value <= job.tail_room;
+            ok = field_value % format::TAIL_WORD == 0 && field_value <= job.tail_room();
         } else if (lane == 4 || lane == 5) {
             reinterpret_cast<U32x2 *>(shared.table)[lane - 4] = x;
         }
@@ -209,7 +209,8 @@ SIMT_DEVICE void decode_tile(const Launch &launch, Shared &shared, uint32_t thre
                     shared.counts[lane] = x;
             }
         } else if constexpr (T::CASCADE.counts == 1) {
-            const uint32_t own = (lane & 2 ? simt::shuffle(x.y, 0) : simt::shuffle(x.x, 0)) >> (16 * (lane & 1)) & 0xffff;
+            const uint32_t lower = simt::shuffle(x.x, 0), upper = simt::shuffle(x.y, 0);
+            const uint32_t own = (lane & 2 ? upper : lower) >> (16 * (lane & 1)) & 0xffff;
             const uint32_t count = lane < groups ? own : 0;
             if (mode == format::TILE_CODED) {
                 if (lane < 4)
@@ -275,6 +276,7 @@ SIMT_DEVICE void decode_tile(const Launch &launch, Shared &shared, uint32_t thre
                 mantissa[h][q] = q < T::K && lane < extent[h].words ? simt::load_stream(planes + q * extent[h].words + lane) : 0;
         }
     }
+    leave_next_job(launch, next_tile, shared.next, group); // while the loads are under way
     // What is needed last comes to L2 meanwhile, at no cost in registers.
     if (kWhole && add && lane % 8 == 0) {
         SIMT_UNROLL
@@ -291,6 +293,11 @@ SIMT_DEVICE void decode_tile(const Launch &launch, Shared &shared, uint32_t thre
     uint8_t *const target = job.data() + at_block * T::SIZE;
     const bool direct = kWhole && (reinterpret_cast<uintptr_t>(target) & 15) == 0;
     const uint32_t status = shared.status;
+    constexpr uint32_t MANTISSA = T::MANTISSA_BYTES ? T::VALUES : T::VALUES / 8 * T::K;
+    prefetch_part(launch, next_tile, shared.next, JOB_MANTISSA, MANTISSA, thread, T::THREADS);
+    prefetch_part(launch, next_tile, shared.next, JOB_LEVEL1, T::VALUES / 8 * T::WIDTH1, thread, T::THREADS);
+    if (group == 0 && next_tile < launch.tiles && lane >= JOB_COUNTS && lane <= JOB_SYMBOLS)
+        simt::prefetch(reinterpret_cast<const void *>(shared.next.word[lane]));
     if (status == DONE) {
         const uint32_t words = shared.words;
         const bool raw = shared.mode == format::TILE_RAW;
@@ -615,12 +622,12 @@ SIMT_DEVICE void decode_tile(const Launch &launch, Shared &shared, uint32_t thre
             }
         }
     }
-    if (job.tile == 0 && thread == 0 && status == DONE) {
-        const uint32_t trailing = uint32_t(job.length) & (T::SIZE - 1);
+    if (job.tile() == 0 && thread == 0 && status == DONE) {
+        const uint32_t trailing = uint32_t(job.length()) & (T::SIZE - 1);
         for (uint32_t i = 0; i < trailing; ++i)
-            job.chunk_data[job.length - trailing + i] = job.chunk[format::HEADER_LENGTH - 8 + i];
+            job.chunk_data()[job.length() - trailing + i] = job.chunk()[format::HEADER_LENGTH - 8 + i];
     }
-    if (job.progress == nullptr)
+    if (job.progress() == nullptr)
         return;
     barrier.sync();
     if (thread == 0)

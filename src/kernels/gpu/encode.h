@@ -34,7 +34,7 @@ struct EncodeShared {
     uint32_t dummy[simt::LANES];
     uint32_t totals[kGroups][4]; // codes of tail levels t and t + 1 in a word
     alignas(16) uint32_t table[4]; // SYMBOLS
-    Job job;
+    Job job, next;
     uint64_t tail_offset;
     uint32_t seen_count, frequent_count, samples, largest, no_symbol;
 };
@@ -115,19 +115,70 @@ SIMT_DEVICE uint32_t half_of(const uint32_t *w, uint32_t k)
     return k & 1 ? pair >> 16 : pair & 0xffff;
 }
 
+// Stores the exponents of a raw tile (format.md, section 7), from shared memory.
+template <class T, class Shared, class Barrier>
+SIMT_DEVICE void store_raw_tile(Shared &shared, uint32_t thread, Barrier barrier)
+{
+    constexpr uint32_t H = T::GROUP_BLOCKS;
+    constexpr bool FP64 = T::DTYPE == format::DTYPE_FP64;
+    const uint32_t lane = thread % simt::LANES, group = thread / simt::LANES;
+    const Job &job = shared.job;
+    const TileExtent tile = tile_extent<T>(job.left(), T::SHAPE != format::SHAPE_DENSE && job.small());
+    const uint32_t first_block = group * tile.blocks;
+    uint32_t *const level1 = job.level1() + T::WIDTH1 * format::BLOCK_WORDS * first_block;
+    const RawTarget target{reinterpret_cast<uint32_t *>(job.counts()), job.symbols(), job.tail() + shared.tail_offset,
+                           T::CASCADE.counts * tile.groups / 2};
+    // What the sequence may leave of COUNTS and SYMBOLS is 0.
+    for (uint32_t i = thread; i < T::CASCADE.counts * tile.groups; i += T::THREADS)
+        job.counts()[i] = 0;
+    if (thread < 4)
+        job.symbols()[thread] = 0;
+    barrier.sync();
+    const U32x4 *const symbols = shared.symbols + group * (2 * H) * simt::LANES + lane;
+    for (uint32_t h = 0; h < tile.blocks; ++h) {
+        const BlockExtent extent = group_block<false>(tile, group, h);
+        uint32_t plane[FP64 ? 11 : 8];
+        if constexpr (FP64) {
+            SIMT_UNROLL
+            for (uint32_t q = 0; q < 11; ++q)
+                plane[q] = shared.tail[((group * H + h) * 11 + q) * simt::LANES + lane];
+        } else {
+            uint32_t symbol[8];
+            SIMT_UNROLL
+            for (uint32_t i = 0; i < 2; ++i) {
+                const U32x4 q = symbols[(2 * h + i) * simt::LANES];
+                symbol[4 * i] = q.x;
+                symbol[4 * i + 1] = q.y;
+                symbol[4 * i + 2] = q.z;
+                symbol[4 * i + 3] = q.w;
+            }
+            exponent_planes(symbol, plane);
+        }
+        if (lane < extent.words) {
+            SIMT_UNROLL
+            for (uint32_t q = 0; q < T::E; ++q) {
+                if (q < T::WIDTH1)
+                    level1[h * T::WIDTH1 * format::BLOCK_WORDS + q * extent.words + lane] = plane[q];
+                else
+                    *target.at((q - T::WIDTH1) * ((tile.values + 31) / 32) + (first_block + h) * format::BLOCK_WORDS + lane) = plane[q];
+            }
+        }
+    }
+}
+
 // Writes the header of a chunk whose tail is known, but for `trailing`'s source, which it reads.
 SIMT_DEVICE void write_header(const Job &job, uint8_t dtype, uint8_t shape, bool small, uint32_t value_size, uint64_t tail_words)
 {
-    const uint32_t trailing = uint32_t(job.length) & (value_size - 1);
-    const uint8_t *const end = job.chunk_data + (job.length - trailing);
+    const uint32_t trailing = uint32_t(job.length()) & (value_size - 1);
+    const uint8_t *const end = job.chunk_data() + (job.length() - trailing);
     uint64_t rest = 0;
     for (uint32_t i = 0; i < trailing; ++i)
         rest |= uint64_t(end[i]) << (8 * i);
-    auto *const header = reinterpret_cast<uint64_t *>(job.chunk);
+    auto *const header = reinterpret_cast<uint64_t *>(job.chunk());
     header[0] = uint64_t(format::MAGIC) | uint64_t(format::VERSION) << 16 | uint64_t(dtype) << 24 | uint64_t(shape) << 32 |
                 uint64_t(format::HEADER_LENGTH / format::HEADER_UNIT) << 40 |
                 uint64_t(small ? format::FLAG_SMALL_TILES : 0) << 48;
-    header[1] = job.length;
+    header[1] = job.length();
     header[2] = tail_words * format::TAIL_WORD;
     header[3] = header[4] = 0;
     header[5] = rest;
@@ -144,17 +195,17 @@ constexpr uint64_t TAIL_WORDS_MASK = (uint64_t(1) << TAIL_TILES_SHIFT) - 1;
 // One thread, once the worker has written all of its tile: the last worker of the chunk says that it is done.
 SIMT_DEVICE void encode_done(const Job &job, uint32_t coding, uint16_t seq)
 {
-    if (uint32_t(simt::atomic_add_acq_rel(&job.state->done, 1)) + 1 != job.tiles)
+    if (uint32_t(simt::atomic_add_acq_rel(&job.state()->done, 1)) + 1 != job.tiles())
         return;
-    const uint64_t words = job.state->tail & TAIL_WORDS_MASK;
-    job.state->tail = 0;
-    job.state->done = 0;
-    simt::publish(job.progress, progress_word(words, coding, seq));
+    const uint64_t words = job.state()->tail & TAIL_WORDS_MASK;
+    job.state()->tail = 0;
+    job.state()->done = 0;
+    simt::publish(job.progress(), progress_word(words, coding, seq));
 }
 
 // kWhole: the tile is whole, not small, and reached otherwise than in parts.
 template <class T, bool kWhole, class Shared, class Barrier>
-SIMT_DEVICE void encode_tile(const Launch &launch, Shared &shared, uint32_t thread, Reach reach, Barrier barrier)
+SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &shared, uint32_t thread, Reach reach, Barrier barrier)
 {
     using C = Cascade<T::SHAPE>;
     constexpr uint32_t H = T::GROUP_BLOCKS, L = C::LEVELS;
@@ -163,7 +214,7 @@ SIMT_DEVICE void encode_tile(const Launch &launch, Shared &shared, uint32_t thre
     const uint32_t lane = thread % simt::LANES, group = thread / simt::LANES;
 
     const Job &job = shared.job;
-    const TileExtent tile = tile_extent<T>(job.left, !DENSE && job.small != 0);
+    const TileExtent tile = tile_extent<T>(job.left(), !DENSE && job.small());
     const bool small = !kWhole && tile.small;
     const uint32_t values = kWhole ? T::VALUES : tile.values, blocks = kWhole ? H : tile.blocks;
     const uint32_t first_block = group * blocks; // of the tile
@@ -194,6 +245,7 @@ SIMT_DEVICE void encode_tile(const Launch &launch, Shared &shared, uint32_t thre
             load_batch.template operator()<Reach::SHIFTED>(batch);
     };
     load(0);
+    leave_next_job(launch, next_tile, shared.next, group); // while the loads are under way
 
     Split<T> split[H];
     U32x4 *const symbols = shared.symbols + group * (2 * H) * simt::LANES + lane;
@@ -314,6 +366,8 @@ SIMT_DEVICE void encode_tile(const Launch &launch, Shared &shared, uint32_t thre
     }
     barrier.sync();
 
+    prefetch_part(launch, next_tile, shared.next, JOB_DATA, T::VALUES * T::SIZE, thread, T::THREADS);
+
     // Rank by count: a key's rank is the number of larger keys.
     constexpr uint32_t OWN = 256 / T::THREADS; // symbols a thread
     const uint32_t rare = format::sample_rare(kWhole ? T::VALUES / (DENSE ? 4 : 8) : shared.samples);
@@ -419,13 +473,13 @@ SIMT_DEVICE void encode_tile(const Launch &launch, Shared &shared, uint32_t thre
     const bool raw = coded_words >= raw_words || (FP64 && shared.no_symbol != 0);
     const uint32_t words = raw ? raw_words : coded_words;
     if (thread == 0) {
-        const uint64_t old = simt::atomic_add(&job.state->tail, uint64_t(1) << TAIL_TILES_SHIFT | words);
+        const uint64_t old = simt::atomic_add(&job.state()->tail, uint64_t(1) << TAIL_TILES_SHIFT | words);
         const uint64_t offset = old & TAIL_WORDS_MASK;
         shared.tail_offset = offset;
         *job.tile_header() = format::tile_header(offset, words, raw ? format::TILE_RAW : format::TILE_CODED);
-        if (uint32_t(old >> TAIL_TILES_SHIFT) + 1 == job.tiles) {
-            if (job.progress == nullptr)
-                job.state->tail = 0;
+        if (uint32_t(old >> TAIL_TILES_SHIFT) + 1 == job.tiles()) {
+            if (job.progress() == nullptr)
+                job.state()->tail = 0;
             write_header(job, T::DTYPE, T::SHAPE, small, T::SIZE, offset + words);
         }
     }
@@ -510,74 +564,43 @@ SIMT_DEVICE void encode_tile(const Launch &launch, Shared &shared, uint32_t thre
         for (uint32_t i = thread; i < words; i += T::THREADS)
             simt::store_stream(tail + i, shared.tail[i]);
     } else {
-        const uint32_t planes_words = (values + 31) / 32;
-        const RawTarget target{reinterpret_cast<uint32_t *>(job.counts()), job.symbols(), tail, T::CASCADE.counts * (kWhole ? T::GROUPS : tile.groups) / 2};
-        // What the sequence may leave of COUNTS and SYMBOLS is 0.
-        if constexpr (!kWhole) {
-            for (uint32_t i = thread; i < T::CASCADE.counts * (kWhole ? T::GROUPS : tile.groups); i += T::THREADS)
-                job.counts()[i] = 0;
-            if (thread < 4)
-                job.symbols()[thread] = 0;
-            barrier.sync();
-        }
-        SIMT_UNROLL
-        for (uint32_t h = 0; h < H; ++h) {
-            uint32_t plane[FP64 ? 11 : 8];
-            if constexpr (FP64) {
-                SIMT_UNROLL
+        if constexpr (FP64) {
+            // Planes of exponents through the tail's room, which holds nothing now.
+            static_assert(T::BLOCKS * 11 * simt::LANES <= sizeof(shared.tail) / 4);
+            SIMT_UNROLL
+            for (uint32_t h = 0; h < H; ++h) {
                 for (uint32_t q = 0; q < 11; ++q) {
                     uint32_t word = 0;
                     SIMT_UNROLL
-                    for (uint32_t b = 0; b < 32; ++b) {
-                        const uint32_t i = b & 3, k = b >> 2;
-                        word |= (split[h].wide[4 * i + k / 2] >> (16 * (k & 1) + q) & 1) << b;
-                    }
-                    plane[q] = word;
-                }
-            } else {
-                uint32_t symbol[8];
-                SIMT_UNROLL
-                for (uint32_t i = 0; i < 2; ++i) {
-                    const U32x4 q = symbols[(2 * h + i) * simt::LANES];
-                    symbol[4 * i] = q.x;
-                    symbol[4 * i + 1] = q.y;
-                    symbol[4 * i + 2] = q.z;
-                    symbol[4 * i + 3] = q.w;
-                }
-                exponent_planes(symbol, plane);
-            }
-            if (lane < extent[h].words) {
-                SIMT_UNROLL
-                for (uint32_t q = 0; q < T::E; ++q) {
-                    if (q < T::WIDTH1)
-                        simt::store_stream(level1 + (h * T::WIDTH1 * format::BLOCK_WORDS + q * extent[h].words + lane), plane[q]);
-                    else
-                        *target.at((q - T::WIDTH1) * planes_words + (first_block + h) * format::BLOCK_WORDS + lane) = plane[q];
+                    for (uint32_t b = 0; b < 32; ++b)
+                        word |= (split[h].wide[4 * (b & 3) + (b >> 2) / 2] >> (16 * (b >> 2 & 1) + q) & 1) << b;
+                    shared.tail[((group * H + h) * 11 + q) * simt::LANES + lane] = word;
                 }
             }
         }
+        store_raw_tile<T>(shared, thread, barrier);
     }
-    if (job.progress != nullptr) {
+    if (job.progress() != nullptr) {
         barrier.sync();
         if (thread == 0)
             encode_done(job, T::DTYPE | T::SHAPE << 4 | uint32_t(small) << 7, launch.seq);
     }
 }
 
-// The tile in shared.job, whatever of it there is.
-template <class T, class Shared, class Barrier>
-SIMT_DEVICE void encode_any_extent(const Launch &launch, Shared &shared, uint32_t thread, Barrier barrier)
+// The tile in shared.job. kWholeOnly: it is whole and not small.
+template <class T, bool kWholeOnly, class Shared, class Barrier>
+SIMT_DEVICE void encode_any_extent(const Launch &launch, uint32_t next_tile, Shared &shared, uint32_t thread, Barrier barrier)
 {
     const Job &job = shared.job;
-    const bool small = T::SHAPE != format::SHAPE_DENSE && job.small != 0;
-    const bool whole = !small && job.left >= T::VALUES;
     const bool aligned = (reinterpret_cast<uintptr_t>(job.data()) & 15) == 0;
-    // The words around the tile are in the same buffer, but at the buffer's end.
-    const bool inside = job.last == 0 || job.left >= T::VALUES + 16;
-    if (whole && (aligned || inside))
-        encode_tile<T, true>(launch, shared, thread, aligned ? Reach::ALIGNED : Reach::SHIFTED, barrier);
-    else
-        encode_tile<T, false>(launch, shared, thread, Reach::PARTS, barrier);
+    if constexpr (!kWholeOnly) {
+        const bool small = T::SHAPE != format::SHAPE_DENSE && job.small();
+        // The words around a tile are in the same buffer, but at the buffer's end.
+        const bool inside = aligned || !job.last() || job.left() >= T::VALUES + 16;
+        if (small || job.left() < T::VALUES || !inside)
+            return encode_tile<T, false>(launch, next_tile, shared, thread, Reach::PARTS, barrier);
+    }
+    encode_tile<T, true>(launch, next_tile, shared, thread, aligned ? Reach::ALIGNED : Reach::SHIFTED, barrier);
 }
 
 // Before each tile. No barrier at the end. kTailWords: most that the kernel's type needs.

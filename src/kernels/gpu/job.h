@@ -16,34 +16,47 @@ constexpr uint32_t DENSE_TILE_THREADS = 256; // on a tile of shape dense
 // it fills a multiprocessor: only then does the number of blocks bound the number of multiprocessors.
 constexpr uint32_t FEW_SM_THREADS = 1024;
 constexpr uint32_t STORED_TILE_BYTES = 16384; // piece of a stored chunk (ZIP_DTYPE_BYTES) that a worker copies
-constexpr uint32_t INLINE_ITEMS = 16; // as many as fit the argument
+constexpr uint32_t INLINE_ITEMS = 6; // as many as fit the argument
 
-// What a tile has a part of. Each begins `offset` units of 16 bytes behind the chunk (DATA: the original), a tile's part `stride` bytes
-// behind the former tile's. So a lane can find each.
-enum Part : uint32_t { PART_DATA, PART_MANTISSA, PART_LOW, PART_LOW2, PART_LEVEL1, PART_COUNTS, PART_TILE_HEADERS, PART_SYMBOLS, PART_TAIL, PARTS };
+// What a worker has to know of its tile, 64-bit words. Each is a linear function of the chunk's number in its item and of the tile's number in
+// its chunk, and differs for the last chunk: so a lane a word finds them all at once, without a branch.
+enum JobWord : uint32_t {
+    JOB_DATA,         // the tile's place in the original
+    JOB_MANTISSA,     // its parts of the chunk's sections (a stored chunk: MANTISSA is the original)
+    JOB_LOW,
+    JOB_LOW2,
+    JOB_LEVEL1,
+    JOB_COUNTS,
+    JOB_TILE_HEADER,
+    JOB_SYMBOLS,
+    JOB_TAIL,         // the chunk's tail
+    JOB_CHUNK,        // the chunk's header
+    JOB_CHUNK_DATA,   // the chunk's original
+    JOB_STATE,        // the chunk's ChunkState
+    JOB_PROGRESS,     // its progress word, or 0
+    JOB_LENGTH,       // its original bytes
+    JOB_TAIL_ROOM,    // bytes that may be touched from the tail's start (a stored chunk's end) on
+    JOB_TILES,        // in the chunk
+    JOB_LEFT,         // values from the tile's first one to the chunk's end
+    JOB_TILE,         // the tile's number
+    JOB_FLAGS,        // see below
+    JOB_WORDS
+};
+constexpr uint64_t JOB_LAST = 1, JOB_SMALL = 2, JOB_ADD = 4; // the item's last chunk; small tiles; ZIP_GPU_ADD
 
 // One zip_gpu_item_t, under one coding. A chunk without a whole value (and so without tiles) counts as one tile: somebody must write
 // its header. A stored chunk's tiles are pieces of STORED_TILE_BYTES.
-struct Item {
-    uint8_t *data;
-    uint8_t *chunks;
-    uint64_t *progress;     // or null
-    const void *probe;      // zip_probe_t on the device, or null. If it says another dtype or shape, the item has nothing to do.
-    uint64_t chunk_stride;
-    uint64_t chunk_length;  // original bytes of every chunk but the last
-    uint64_t last_length;   // of the last one
-    uint64_t last_room;     // bytes at the last chunk; the others have chunk_stride
-    uint32_t offset[2][PARTS]; // in a full chunk, in the last one
-    uint32_t stride[PARTS];
-    uint32_t first_tile;    // of the launch's tiles
-    uint32_t chunk_tiles;   // in a full chunk
-    uint32_t last_tiles;    // in the last one
+struct alignas(16) Item {
+    uint32_t first_tile;  // of the launch's tiles
+    uint32_t chunk_tiles; // in every chunk but the last
     uint32_t chunk_count;
-    uint32_t first_chunk;   // of the queue's ChunkStates
-    uint8_t dtype, shape, small_tiles, op; // as in zip_coding_t and zip_gpu_op_t
-    uint8_t value_log2, tile_log2;         // of a value's bytes, of a tile's values
-    uint8_t chunk_log2; // of chunk_tiles, or 255 if that is no power of two
-    uint8_t reserved;
+    uint32_t chunk_log2;  // of chunk_tiles, or 32 if that is no power of two
+    // Word k of a job is value[last chunk][k] + chunk * chunk_step[k] + tile * tile_step[k], mod 2^64.
+    uint64_t value[2][JOB_WORDS];
+    uint64_t chunk_step[JOB_WORDS];
+    uint64_t tile_step[JOB_WORDS];
+    const void *probe;       // zip_probe_t on the device, or null. If it says another dtype or shape than these, there is nothing to do.
+    uint32_t dtype, shape;
 };
 
 // What workers on one chunk share. All zero between launches: who finishes a chunk clears it.
@@ -65,13 +78,12 @@ struct Launch {
 };
 static_assert(sizeof(Launch) <= 4096, "kernel arguments are at most 4 KiB on every back end");
 
-// Names of the kernels in the images, <type> being a name of zip_dtype_name() but "auto":
-//   zip_encode_<type>, zip_decode_<type>              blocks of TILE_THREADS threads
-//   zip_encode_dense_<type>, zip_decode_dense_<type>  blocks of DENSE_TILE_THREADS threads (not "bytes")
-//   zip_encode_few_<type>, zip_decode_few_<type>      blocks of simt::FEW_THREADS threads, each with shared memory (dynamic) for
-//                                                     FEW_THREADS / TILE_THREADS workers (not "bytes")
-//   zip_probe                                         blocks of TILE_THREADS threads, one an item
-// The blocks take the tiles in turn, whatever their number. A batch takes a launch for each type, and one for each shape class (dense or not).
+// Names of the kernels in the images, <type> and <shape> being names of zip_dtype_name() and zip_shape_name():
+//   zip_encode_<type>_<shape>, zip_decode_<type>_<shape>  blocks of TILE_THREADS threads (shape dense: DENSE_TILE_THREADS)
+//   zip_encode_few_<type>_<shape>, zip_decode_few_...     blocks of simt::FEW_THREADS threads, each with shared memory (dynamic) for
+//                                                         FEW_THREADS / TILE_THREADS workers (not for dense)
+//   zip_encode_bytes, zip_decode_bytes, zip_probe         blocks of TILE_THREADS threads
+// The blocks take the tiles (zip_probe: the items) in turn, whatever their number. A batch takes a launch for each coding.
 
 } // namespace zip::gpu
 #endif

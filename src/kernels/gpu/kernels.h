@@ -15,10 +15,12 @@ namespace zip::gpu {
 
 // Most words of a part of the tail: raw tiles of the type with the widest exponents.
 constexpr uint32_t TAIL_WORDS = most_tail_words<TileTraits<format::DTYPE_FP64, format::SHAPE_11238>>();
+// An encoder needs room for fp64's planes of exponents instead, of 11 bits each.
+constexpr uint32_t ENCODE_TAIL_WORDS = 8 * 11 * simt::LANES, DENSE_ENCODE_TAIL_WORDS = 16 * 11 * simt::LANES;
 constexpr uint32_t DENSE_TAIL_WORDS = most_tail_words<TileTraits<format::DTYPE_FP64, format::SHAPE_DENSE>>();
-using EncodeMemory = EncodeShared<4, TAIL_WORDS>;
+using EncodeMemory = EncodeShared<4, ENCODE_TAIL_WORDS>;
 using DecodeMemory = DecodeShared<4, TAIL_WORDS>;
-using DenseEncodeMemory = EncodeShared<8, DENSE_TAIL_WORDS>;
+using DenseEncodeMemory = EncodeShared<8, DENSE_ENCODE_TAIL_WORDS>;
 using DenseDecodeMemory = DecodeShared<8, DENSE_TAIL_WORDS>;
 
 // A piece of a stored chunk: the same copy in both directions.
@@ -41,10 +43,10 @@ SIMT_DEVICE void copy_piece(uint8_t *to, const uint8_t *from, uint64_t length, u
 template <class Barrier>
 SIMT_DEVICE void encode_stored(const Launch &launch, const Job &job, uint32_t thread, uint32_t threads, Barrier barrier)
 {
-    copy_piece(job.mantissa(), job.chunk_data, job.length, job.tile, thread, threads);
-    if (job.tile == 0 && thread == 0)
+    copy_piece(job.mantissa(), job.chunk_data(), job.length(), job.tile(), thread, threads);
+    if (job.tile() == 0 && thread == 0)
         write_header(job, format::DTYPE_BYTES, format::SHAPE_STORED, false, 1, 0);
-    if (job.progress == nullptr)
+    if (job.progress() == nullptr)
         return;
     barrier.sync();
     if (thread == 0)
@@ -56,165 +58,118 @@ SIMT_DEVICE void decode_stored(const Launch &launch, const Job &job, uint32_t &s
                                Barrier barrier)
 {
     if (thread == 0) {
-        const auto *const header = reinterpret_cast<const uint64_t *>(job.chunk);
+        const auto *const header = reinterpret_cast<const uint64_t *>(job.chunk());
         const uint64_t word = simt::load_hostile(header);
         const bool as_expected = (word & ~OPTIONAL_FLAGS) == expected_header(format::DTYPE_BYTES, format::SHAPE_STORED, false);
         // No tail; and the room holds the original, or the launcher would have refused the item.
-        const bool ok = as_expected && simt::load_hostile(header + 1) == job.length && simt::load_hostile(header + 2) == 0;
+        const bool ok = as_expected && simt::load_hostile(header + 1) == job.length() && simt::load_hostile(header + 2) == 0;
         shared_status = ok ? DONE : header_status(word, as_expected);
     }
     barrier.sync();
     const uint32_t status = shared_status;
     if (status == DONE)
-        copy_piece(job.chunk_data, job.mantissa(), job.length, job.tile, thread, threads);
-    if (job.progress == nullptr)
+        copy_piece(job.chunk_data(), job.mantissa(), job.length(), job.tile(), thread, threads);
+    if (job.progress() == nullptr)
         return;
     barrier.sync();
     if (thread == 0)
         decode_done(job, status, launch.seq);
 }
 
-// Calls visit.template operator()<Traits>() with the traits of the coding.
-template <uint8_t kDtype, bool kDense, class Visit>
-SIMT_DEVICE void with_shape(uint32_t shape, Visit visit)
+// A worker's tiles: one in `workers`. While it has a tile it finds its next job.
+template <class Shared, class Barrier, class Clear, class One>
+SIMT_DEVICE void take_turns(const Launch &launch, uint32_t worker, uint32_t workers, Shared &shared, uint32_t thread, Barrier barrier,
+                            Clear clear, One one)
 {
-    if constexpr (kDense)
-        visit.template operator()<TileTraits<kDtype, format::SHAPE_DENSE>>();
-#ifdef ZIP_ONLY
-    else visit.template operator()<TileTraits<kDtype, ZIP_ONLY>>();
-#else
-    else if (shape == format::SHAPE_22228)
-        visit.template operator()<TileTraits<kDtype, format::SHAPE_22228>>();
-    else if (shape == format::SHAPE_11238)
-        visit.template operator()<TileTraits<kDtype, format::SHAPE_11238>>();
-    else
-        visit.template operator()<TileTraits<kDtype, format::SHAPE_38>>();
-#endif
-}
-
-template <uint8_t kDtype, bool kDense, class Shared, class Barrier>
-SIMT_DEVICE void encode_one(const Launch &launch, uint32_t tile, Shared &shared, uint32_t thread, Barrier barrier)
-{
-    constexpr uint32_t THREADS = kDense ? DENSE_TILE_THREADS : TILE_THREADS;
-    prefetch_data<THREADS>(launch, tile, thread);
-    if (thread < simt::LANES)
-        leave_job(launch, tile, shared.job);
-    clear_shared<THREADS, most_tail_words<TileTraits<kDtype, kDense ? format::SHAPE_DENSE : format::SHAPE_11238>>()>(shared, thread);
-    barrier.sync();
-    if (shared.job.exists == 0)
+    if (worker >= launch.tiles)
         return;
-    with_shape<kDtype, kDense>(shared.job.shape, [&]<class T>() { encode_any_extent<T>(launch, shared, thread, barrier); });
+    if (thread < simt::LANES)
+        leave_job(launch, worker, shared.job);
+    for (uint32_t tile = worker;;) {
+        clear();
+        barrier.sync();
+        const uint32_t next = launch.tiles - tile > workers ? tile + workers : launch.tiles;
+        one(next);
+        if (next == launch.tiles)
+            return;
+        tile = next;
+        barrier.sync(); // shared memory is the former tile's until all are through with it
+        static_assert(sizeof(Job) / 4 <= TILE_THREADS);
+        if (thread < sizeof(Job) / 4)
+            reinterpret_cast<uint32_t *>(&shared.job)[thread] = reinterpret_cast<const uint32_t *>(&shared.next)[thread];
+    }
 }
 
-template <uint8_t kDtype, bool kDense, class Shared, class Barrier>
-SIMT_DEVICE void decode_one(const Launch &launch, uint32_t tile, Shared &shared, uint32_t thread, Barrier barrier)
+template <class T, bool kWholeOnly, class Shared, class Barrier>
+SIMT_DEVICE void encode_all(const Launch &launch, uint32_t worker, uint32_t workers, Shared &shared, uint32_t thread, Barrier barrier)
 {
-    if (thread < simt::LANES)
-        leave_job(launch, tile, shared.job);
-    barrier.sync();
-    with_shape<kDtype, kDense>(shared.job.shape, [&]<class T>() {
-        if (shared.job.left >= T::VALUES && (kDense || shared.job.small == 0))
-            decode_tile<T, true>(launch, shared, thread, barrier);
-        else
-            decode_tile<T, false>(launch, shared, thread, barrier);
+    load_table(shared.compress, reinterpret_cast<const U32x4 *>(MOVE_TABLES.compress), thread);
+    auto clear = [&] { clear_shared<T::THREADS, most_tail_words<T>()>(shared, thread); };
+    take_turns(launch, worker, workers, shared, thread, barrier, clear, [&](uint32_t next) {
+        if (shared.job.exists == 0)
+            return leave_next_job(launch, next, shared.next, thread / simt::LANES);
+        encode_any_extent<T, kWholeOnly>(launch, next, shared, thread, barrier);
     });
 }
 
-// All tiles of a worker that takes one in `workers`.
-template <class Barrier, class One>
-SIMT_DEVICE void take_turns(const Launch &launch, uint32_t worker, uint32_t workers, Barrier barrier, One one)
+template <class T, bool kWholeOnly, class Shared, class Barrier>
+SIMT_DEVICE void decode_all(const Launch &launch, uint32_t worker, uint32_t workers, Shared &shared, uint32_t thread, Barrier barrier)
 {
-    for (uint32_t tile = worker; tile < launch.tiles; tile += workers) {
-        if (tile != worker)
-            barrier.sync(); // shared memory is the former tile's until all are through with it
-        one(tile);
-    }
+    load_table(shared.expand, reinterpret_cast<const U32x4 *>(MOVE_TABLES.expand), thread);
+    take_turns(launch, worker, workers, shared, thread, barrier, [] {}, [&](uint32_t next) {
+        if (kWholeOnly || (shared.job.left() >= T::VALUES && (T::SHAPE == format::SHAPE_DENSE || !shared.job.small())))
+            decode_tile<T, true>(launch, next, shared, thread, barrier);
+        else if constexpr (!kWholeOnly)
+            decode_tile<T, false>(launch, next, shared, thread, barrier);
+    });
 }
 
 } // namespace zip::gpu
 
-#ifdef ZIP_KERNEL_DTYPE // name of the type in lower case and in upper case
-#define ZIP_CONCAT_(a, b) a##b
-#define ZIP_CONCAT(a, b) ZIP_CONCAT_(a, b)
-#define ZIP_KERNEL_NAME(name) ZIP_CONCAT(name, ZIP_KERNEL_DTYPE)
-#define ZIP_DTYPE_VALUE ZIP_CONCAT(zip::format::DTYPE_, ZIP_KERNEL_DTYPE_UPPER)
-#endif
+// The kernels of one coding, for a source file that has ZIP_KERNEL_TYPE (bf16), ZIP_KERNEL_DTYPE (BF16) and ZIP_KERNEL_BLOCKS (of TILE_THREADS threads, that shall
+// fit a multiprocessor: 8 leave 64 registers a thread).
+#ifdef ZIP_KERNEL_TYPE
+#define ZIP_JOIN_(a, b, c) a##b##_##c
+#define ZIP_JOIN(a, b, c) ZIP_JOIN_(a, b, c)
+#define ZIP_DTYPE_(type) zip::format::DTYPE_##type
+#define ZIP_DTYPE(type) ZIP_DTYPE_(type)
 
-#ifdef ZIP_KERNEL_DTYPE
-SIMT_KERNEL(ZIP_KERNEL_NAME(zip_encode_), zip::gpu::TILE_THREADS, ZIP_BLOCKS)
-{
-    using namespace zip;
-    SIMT_SHARED(gpu::EncodeMemory, shared);
-    const uint32_t thread = simt::thread_index();
-    gpu::load_table(shared.compress, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.compress), thread);
-    gpu::take_turns(launch, simt::block_index(), simt::block_count(), simt::BlockBarrier{}, [&](uint32_t tile) {
-        gpu::encode_one<ZIP_DTYPE_VALUE, false>(launch, tile, shared, thread, simt::BlockBarrier{});
-    });
-}
+#define ZIP_KERNEL_(direction, Memory, prefix, shape, SHAPE, whole_only, threads, blocks)                                              \
+    SIMT_KERNEL(ZIP_JOIN(zip_##direction##_##prefix, ZIP_KERNEL_TYPE, shape), threads, blocks)                                        \
+    {                                                                                                                                 \
+        using namespace zip;                                                                                                          \
+        SIMT_SHARED(gpu::Memory, shared);                                                                                             \
+        gpu::direction##_all<gpu::TileTraits<ZIP_DTYPE(ZIP_KERNEL_DTYPE), format::SHAPE>, whole_only>(                                \
+                launch, simt::block_index(), simt::block_count(), shared, simt::thread_index(), simt::BlockBarrier{});                \
+    }
+#define ZIP_KERNEL(direction, Memory, shape, SHAPE)                                                                                   \
+    ZIP_KERNEL_(direction, Memory, , shape, SHAPE, false, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)                                  \
+    ZIP_KERNEL_(direction, Memory, whole_, shape, SHAPE, true, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)
+#define ZIP_KERNEL_FEW(direction, Memory, shape, SHAPE)                                                                               \
+    SIMT_KERNEL(ZIP_JOIN(zip_##direction##_few_, ZIP_KERNEL_TYPE, shape), zip::simt::FEW_THREADS, 1)                                  \
+    {                                                                                                                                 \
+        using namespace zip;                                                                                                          \
+        SIMT_DYNAMIC_SHARED(gpu::Memory, memory);                                                                                     \
+        constexpr uint32_t WORKERS = simt::FEW_THREADS / gpu::TILE_THREADS;                                                           \
+        const uint32_t own = simt::thread_index() / gpu::TILE_THREADS;                                                                \
+        gpu::direction##_all<gpu::TileTraits<ZIP_DTYPE(ZIP_KERNEL_DTYPE), format::SHAPE>, true>(                                     \
+                launch, own * simt::block_count() + simt::block_index(), simt::block_count() * WORKERS, memory[own],                  \
+                simt::thread_index() % gpu::TILE_THREADS, simt::WorkerBarrier{1 + own, gpu::TILE_THREADS});                           \
+    }
 
-SIMT_KERNEL(ZIP_KERNEL_NAME(zip_decode_), zip::gpu::TILE_THREADS, ZIP_BLOCKS)
-{
-    using namespace zip;
-    SIMT_SHARED(gpu::DecodeMemory, shared);
-    const uint32_t thread = simt::thread_index();
-    gpu::load_table(shared.expand, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.expand), thread);
-    gpu::take_turns(launch, simt::block_index(), simt::block_count(), simt::BlockBarrier{}, [&](uint32_t tile) {
-        gpu::decode_one<ZIP_DTYPE_VALUE, false>(launch, tile, shared, thread, simt::BlockBarrier{});
-    });
-}
-
-#ifdef ZIP_FEW
-SIMT_KERNEL(ZIP_KERNEL_NAME(zip_encode_few_), zip::simt::FEW_THREADS, 1)
-{
-    using namespace zip;
-    SIMT_DYNAMIC_SHARED(gpu::EncodeMemory, memory);
-    const uint32_t own = simt::thread_index() / gpu::TILE_THREADS, thread = simt::thread_index() % gpu::TILE_THREADS;
-    constexpr uint32_t WORKERS = simt::FEW_THREADS / gpu::TILE_THREADS;
-    const simt::WorkerBarrier barrier{1 + own, gpu::TILE_THREADS};
-    gpu::EncodeMemory &shared = memory[own];
-    gpu::load_table(shared.compress, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.compress), thread);
-    gpu::take_turns(launch, own * simt::block_count() + simt::block_index(), simt::block_count() * WORKERS, barrier, [&](uint32_t tile) {
-        gpu::encode_one<ZIP_DTYPE_VALUE, false>(launch, tile, shared, thread, barrier);
-    });
-}
-
-SIMT_KERNEL(ZIP_KERNEL_NAME(zip_decode_few_), zip::simt::FEW_THREADS, 1)
-{
-    using namespace zip;
-    SIMT_DYNAMIC_SHARED(gpu::DecodeMemory, memory);
-    const uint32_t own = simt::thread_index() / gpu::TILE_THREADS, thread = simt::thread_index() % gpu::TILE_THREADS;
-    constexpr uint32_t WORKERS = simt::FEW_THREADS / gpu::TILE_THREADS;
-    const simt::WorkerBarrier barrier{1 + own, gpu::TILE_THREADS};
-    gpu::DecodeMemory &shared = memory[own];
-    gpu::load_table(shared.expand, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.expand), thread);
-    gpu::take_turns(launch, own * simt::block_count() + simt::block_index(), simt::block_count() * WORKERS, barrier, [&](uint32_t tile) {
-        gpu::decode_one<ZIP_DTYPE_VALUE, false>(launch, tile, shared, thread, barrier);
-    });
-}
-#endif
-
-#ifdef ZIP_DENSE
-SIMT_KERNEL(ZIP_KERNEL_NAME(zip_encode_dense_), zip::gpu::DENSE_TILE_THREADS, ZIP_BLOCKS / 2)
-{
-    using namespace zip;
-    SIMT_SHARED(gpu::DenseEncodeMemory, shared);
-    const uint32_t thread = simt::thread_index();
-    gpu::load_table(shared.compress, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.compress), thread);
-    gpu::take_turns(launch, simt::block_index(), simt::block_count(), simt::BlockBarrier{}, [&](uint32_t tile) {
-        gpu::encode_one<ZIP_DTYPE_VALUE, true>(launch, tile, shared, thread, simt::BlockBarrier{});
-    });
-}
-
-SIMT_KERNEL(ZIP_KERNEL_NAME(zip_decode_dense_), zip::gpu::DENSE_TILE_THREADS, ZIP_BLOCKS / 2)
-{
-    using namespace zip;
-    SIMT_SHARED(gpu::DenseDecodeMemory, shared);
-    const uint32_t thread = simt::thread_index();
-    gpu::load_table(shared.expand, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.expand), thread);
-    gpu::take_turns(launch, simt::block_index(), simt::block_count(), simt::BlockBarrier{}, [&](uint32_t tile) {
-        gpu::decode_one<ZIP_DTYPE_VALUE, true>(launch, tile, shared, thread, simt::BlockBarrier{});
-    });
-}
+ZIP_KERNEL(encode, EncodeMemory, 22228, SHAPE_22228)
+ZIP_KERNEL(decode, DecodeMemory, 22228, SHAPE_22228)
+#ifndef ZIP_KERNEL_TRIAL
+ZIP_KERNEL(encode, EncodeMemory, 11238, SHAPE_11238)
+ZIP_KERNEL(encode, EncodeMemory, 38, SHAPE_38)
+ZIP_KERNEL(decode, DecodeMemory, 11238, SHAPE_11238)
+ZIP_KERNEL(decode, DecodeMemory, 38, SHAPE_38)
+ZIP_KERNEL_FEW(encode, EncodeMemory, 22228, SHAPE_22228)
+ZIP_KERNEL_FEW(encode, EncodeMemory, 38, SHAPE_38)
+ZIP_KERNEL_FEW(decode, DecodeMemory, 22228, SHAPE_22228)
+ZIP_KERNEL_FEW(decode, DecodeMemory, 38, SHAPE_38)
+ZIP_KERNEL_(encode, DenseEncodeMemory, , dense, SHAPE_DENSE, false, zip::gpu::DENSE_TILE_THREADS, ZIP_KERNEL_BLOCKS / 2)
+ZIP_KERNEL_(decode, DenseDecodeMemory, , dense, SHAPE_DENSE, false, zip::gpu::DENSE_TILE_THREADS, ZIP_KERNEL_BLOCKS / 2)
 #endif
 #endif
 

@@ -39,6 +39,9 @@ struct BlockBarrier {
 
 struct WorkerBarrier {
     uint32_t id, threads;
+    SIMT_DEVICE WorkerBarrier(uint32_t own_id, uint32_t own_threads) : id(own_id), threads(own_threads) {}
+    // The block's own barrier has the number 0.
+    SIMT_DEVICE explicit WorkerBarrier(BlockBarrier) : id(0), threads(blockDim.x) {}
     SIMT_DEVICE void sync() const
     {
         asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -63,14 +63,14 @@ SIMT_DEVICE BlockExtent block_extent(uint32_t tile_values, uint32_t block)
 
 // The tile from whose first value there are `left` values to the chunk's end.
 template <class T>
-SIMT_DEVICE TileExtent tile_extent(uint32_t left, bool small)
+SIMT_DEVICE TileExtent tile_extent(uint64_t left, bool small)
 {
     TileExtent t;
     t.small = small;
     t.blocks = small ? 1 : 2;
     const uint32_t all = small ? T::VALUES / 2 : T::VALUES;
     t.whole = left >= all;
-    t.values = t.whole ? all : left;
+    t.values = t.whole ? all : uint32_t(left);
     t.groups = t.whole ? T::GROUPS : (t.values + t.blocks * format::BLOCK_VALUES - 1) / (t.blocks * format::BLOCK_VALUES);
     return t;
 }
