@@ -183,9 +183,9 @@ public:
         for (const SharedVariable &v : block.shared) {
             if (v.key == key)
                 return v.memory;
-            total += v.size;
+            total += v.key != &dynamic_key ? v.size : 0;
         }
-        if (total > MAX_STATIC_SHARED)
+        if (total > (key == &dynamic_key ? MAX_DYNAMIC_SHARED : MAX_STATIC_SHARED))
             fail(format("%zu bytes of shared memory", total), Place::current());
         void *memory = nullptr;
         if (posix_memalign(&memory, std::max(align, sizeof(void *)), size) != 0)
@@ -194,6 +194,11 @@ public:
             static_cast<uint8_t *>(memory)[i] = uint8_t(random_());
         block.shared.push_back({key, size, memory});
         return memory;
+    }
+
+    void *dynamic_shared(size_t bytes_of_worker)
+    {
+        return shared_variable(&dynamic_key, threads_ / gpu::TILE_THREADS * bytes_of_worker, 16);
     }
 
     uint32_t collective(Collective op, uint32_t value, uint32_t argument, Place place)
@@ -298,6 +303,8 @@ public:
     static thread_local Executor *current_executor;
 
 private:
+    static constexpr char dynamic_key = 0;
+
     static void thread_main(void *argument)
     {
         Thread &self = *static_cast<Thread *>(argument);
@@ -491,6 +498,10 @@ ThreadPlace thread_place()
 void *shared_variable(const void *key, size_t size, size_t align)
 {
     return Executor::current_executor->shared_variable(key, size, align);
+}
+void *dynamic_shared(size_t bytes_of_worker)
+{
+    return Executor::current_executor->dynamic_shared(bytes_of_worker);
 }
 uint32_t collective(Collective op, uint32_t value, uint32_t argument, Place place)
 {

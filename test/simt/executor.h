@@ -23,6 +23,8 @@ struct Machine {
 
 // Most static shared memory of a block, as on CUDA.
 constexpr size_t MAX_STATIC_SHARED = 48 * 1024;
+// Most dynamic shared memory, as on CUDA 9.0.
+constexpr size_t MAX_DYNAMIC_SHARED = 227 * 1024;
 
 // The kernel of that name in this program, or null.
 const KernelEntry *find_kernel(const std::string &name);

@@ -18,6 +18,9 @@
 //   SIMT_SHARED(Type, name);
 //                  variable in shared memory, in the body of a kernel or device function; `Type` is
 //                  trivially constructible. Its first content is undefined.
+//   SIMT_DYNAMIC_SHARED(Type, name);
+//                  `Type *name`: an array in shared memory of one Type for every TILE_THREADS
+//                  threads of the block, which the launcher provides; one such array a kernel.
 //   SIMT_UNROLL    before a loop with a constant trip count.
 //
 // Constants

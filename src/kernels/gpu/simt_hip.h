@@ -10,6 +10,9 @@
     extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads))) void name(   \
             const zip::gpu::Launch launch)
 #define SIMT_SHARED(Type, name) __attribute__((shared)) static Type name
+#define SIMT_DYNAMIC_SHARED(Type, name)                                                            \
+    extern __attribute__((shared, aligned(16))) unsigned char zip_dynamic_shared[];                \
+    Type *const name = reinterpret_cast<Type *>(zip_dynamic_shared)
 #define SIMT_UNROLL _Pragma("unroll")
 
 namespace zip::simt {
