@@ -5,7 +5,9 @@
 
 #include <cstdio>
 #include <cstring>
+#include <new>
 #include <string>
+#include <vector>
 
 #include "kernels/codec_gpu.h"
 #include "kernels/gpu/launcher.h"
@@ -52,15 +54,14 @@ const zip_gpu_api_t *load(const char *name, const char **error_p)
     } else {
         file = std::string("libzip_") + name + ".so";
         const std::string folder = own_folder();
-        if (!folder.empty()) {
-            library = dlopen((folder + file).c_str(), RTLD_NOW | RTLD_LOCAL);
-            if (library == nullptr)
-                text = std::string(dlerror()) + "; ";
-        }
-        if (library == nullptr) {
-            library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-            if (library == nullptr)
-                text += dlerror();
+        std::vector<std::string> places = {file};
+        if (!folder.empty())
+            places = {folder + file, folder + "../" + file, file};
+        for (const std::string &place : places) {
+            library = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
+            if (library != nullptr)
+                break;
+            text += std::string(text.empty() ? "" : "; ") + dlerror();
         }
     }
     if (library == nullptr)

@@ -102,7 +102,7 @@ public:
     ~HipDriver() override
     {
         if (module_ != nullptr && enter() == ZIP_OK) {
-            hip_.hipModuleUnload(module_);
+            ignore(hip_.hipModuleUnload(module_));
             leave();
         }
     }
