@@ -27,10 +27,11 @@
 //   LANES           32.
 //   NAMED_BARRIERS  whether parts of a block can have barriers of their own. Without them (HIP)
 //                   the kernels for few multiprocessors run one worker a block.
-//   FEW_THREADS     hence the threads of these kernels' blocks.
+//   FEW_THREADS     hence the most threads of these kernels' blocks: as many workers as shared memory
+//                   has room for.
 //
 // Places
-//   thread_index(), block_index(), block_count(), lane_index()
+//   thread_index(), thread_count() of the block, block_index(), block_count(), lane_index()
 //
 // Barriers: `sync()` of BlockBarrier waits for all threads of the block, that of WorkerBarrier{id,
 // threads} for the `threads` threads (a multiple of LANES) that use that id, from 1. They order

@@ -40,7 +40,7 @@ using Place = std::source_location;
 enum class Collective { SYNC, ANY, BALLOT, SHUFFLE, SHUFFLE_UP, SHUFFLE_XOR };
 
 struct ThreadPlace {
-    uint32_t thread, block, blocks;
+    uint32_t thread, threads, block, blocks;
 };
 // Of the fibre that runs.
 ThreadPlace thread_place();
@@ -111,6 +111,10 @@ uint32_t add_small(uint32_t a, uint32_t b)
 inline uint32_t thread_index()
 {
     return cpu::thread_place().thread;
+}
+inline uint32_t thread_count()
+{
+    return cpu::thread_place().threads;
 }
 inline uint32_t block_index()
 {

@@ -23,6 +23,10 @@ SIMT_DEVICE uint32_t thread_index()
 {
     return threadIdx.x;
 }
+SIMT_DEVICE uint32_t thread_count()
+{
+    return blockDim.x;
+}
 SIMT_DEVICE uint32_t block_index()
 {
     return blockIdx.x;

@@ -23,6 +23,10 @@ SIMT_DEVICE uint32_t thread_index()
 {
     return __builtin_amdgcn_workitem_id_x();
 }
+SIMT_DEVICE uint32_t thread_count()
+{
+    return __builtin_amdgcn_workgroup_size_x();
+}
 SIMT_DEVICE uint32_t block_index()
 {
     return __builtin_amdgcn_workgroup_id_x();
