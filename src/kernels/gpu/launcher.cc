@@ -182,10 +182,8 @@ void set_offsets(const Item &item, uint64_t length, uint32_t (&offset)[PARTS])
 // Bytes of a whole tile's parts.
 void set_strides(const Item &item, uint32_t (&stride)[PARTS])
 {
-    if (item.dtype == ZIP_DTYPE_BYTES) {
-        stride[PART_DATA] = stride[PART_MANTISSA] = STORED_TILE_BYTES;
-        return;
-    }
+    if (item.dtype == ZIP_DTYPE_BYTES)
+        return; // its tiles are all of one part
     const format::Coding c = coding_of(item.dtype, item.shape, item.small_tiles != 0);
     const format::TypeTraits type = format::type_traits(item.dtype);
     const uint32_t values = format::tile_values(c), low = std::min(type.low_bytes, 2u);
