@@ -47,9 +47,9 @@ format::ChunkHeader header_of(const Bytes &chunk)
     return h;
 }
 
-// What is different between two chunks of the same bytes, but for the order of the tail's parts; ""
-// if nothing is.
-std::string difference(const Bytes &a, const Bytes &b)
+// What is different between two chunks of the same bytes, but for the order of the tail's parts and
+// the gaps between sections; "" if nothing is.
+std::string difference(const Bytes &a, const Bytes &b, std::string *gap = nullptr)
 {
     const format::ChunkHeader h = header_of(a);
     if (memcmp(a.data(), b.data(), sizeof h) != 0)
@@ -79,7 +79,6 @@ std::string difference(const Bytes &a, const Bytes &b)
             {"SYMBOLS", l.symbols, 16 * l.tiles},
             {"TAIL", l.tail, 0},
     };
-    std::string gap;
     for (size_t s = 0; s + 1 < std::size(sections); ++s) {
         const uint64_t end = sections[s].at + sections[s].bytes;
         for (uint64_t i = sections[s].at; i < sections[s + 1].at; ++i) {
@@ -89,7 +88,8 @@ std::string difference(const Bytes &a, const Bytes &b)
                 return std::string(sections[s].name) + " at byte " +
                        std::to_string(i - sections[s].at) + " of " +
                        std::to_string(sections[s].bytes);
-            gap = std::string("the gap behind ") + sections[s].name;
+            if (gap != nullptr)
+                *gap = std::string("the gap behind ") + sections[s].name;
         }
     }
     for (uint64_t t = 0; t < l.tiles; ++t) {
@@ -109,7 +109,7 @@ std::string difference(const Bytes &a, const Bytes &b)
         if (memcmp(a.data() + at_x, b.data() + at_y, bytes) != 0)
             return name + "'s part of the tail";
     }
-    return gap;
+    return "";
 }
 
 // The host's chunk in that coding, also where it gains nothing.
@@ -422,6 +422,19 @@ TEST_P(GpuCodec, StoredBytesOfAllLengthsAndAlignments)
     round_trip(batch);
 }
 
+TEST_P(GpuCodec, BytesBetweenSectionsAreZero)
+{
+    std::vector<Original> batch;
+    for (zip_coding_t coding : all_codings())
+        batch.push_back(original(coding, Data::NORMAL, 777));
+    const std::vector<Chunks> chunks = encode(batch);
+    for (size_t i = 0; i < batch.size(); ++i) {
+        std::string gap;
+        EXPECT_EQ("", difference(host_chunk(batch[i].coding, batch[i].bytes), chunks[i][0], &gap));
+        EXPECT_EQ("", gap) << describe(batch[i]);
+    }
+}
+
 TEST_P(GpuCodec, DecodesTheHostsChunks)
 {
     std::vector<Original> batch;
@@ -698,13 +711,17 @@ TEST_P(GpuHostile, TruncatedChunks)
         const Bytes good = host_chunk(coding, o.bytes);
         const format::Layout l = format::layout_of(format_coding(coding), o.bytes.size());
         std::vector<Bytes> chunks;
-        for (size_t size : {size_t(1), size_t(16), size_t(47), size_t(48), size_t(49),
-                            size_t(l.level1), size_t(l.tile_headers + 4), size_t(l.symbols),
-                            size_t(l.tail), good.size() - 4, good.size() - 1})
+        for (size_t size : {size_t(l.tail), size_t(l.tail + 1), size_t(l.tail + 16),
+                            good.size() - 4, good.size() - 1})
             chunks.emplace_back(good.begin(), good.begin() + ptrdiff_t(size));
         judge(o, good, chunks);
         if (HasFatalFailure())
             return;
+        // what has not even room for its fixed parts is refused before anything is launched
+        for (size_t size :
+             {size_t(1), size_t(16), size_t(47), size_t(48), size_t(l.level1), size_t(l.tail - 1)})
+            EXPECT_THROW(decode({o}, {{Bytes(good.begin(), good.begin() + ptrdiff_t(size))}}),
+                         std::runtime_error);
     }
     EXPECT_EQ(0u, accepted_);
 }
@@ -759,8 +776,6 @@ TEST_P(GpuHostile, Headers)
         memcpy(bad.data(), &h, sizeof h);
         chunks.push_back(bad);
     }
-    chunks.emplace_back(good_stored.begin(), good_stored.end() - 1);
-    // what `judge` expects of the coding is for coded chunks: the flag alone is not refused by all
     judge(stored, good_stored, chunks);
 }
 

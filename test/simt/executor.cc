@@ -197,9 +197,9 @@ public:
         return memory;
     }
 
-    void *dynamic_shared(size_t bytes_of_worker)
+    void *dynamic_shared(size_t bytes_of_worker, size_t align)
     {
-        return shared_variable(&dynamic_key, threads_ / gpu::TILE_THREADS * bytes_of_worker, 16);
+        return shared_variable(&dynamic_key, threads_ / gpu::TILE_THREADS * bytes_of_worker, align);
     }
 
     uint32_t collective(Collective op, uint32_t value, uint32_t argument, Place place)
@@ -500,9 +500,9 @@ void *shared_variable(const void *key, size_t size, size_t align)
 {
     return Executor::current_executor->shared_variable(key, size, align);
 }
-void *dynamic_shared(size_t bytes_of_worker)
+void *dynamic_shared(size_t bytes_of_worker, size_t align)
 {
-    return Executor::current_executor->dynamic_shared(bytes_of_worker);
+    return Executor::current_executor->dynamic_shared(bytes_of_worker, align);
 }
 uint32_t collective(Collective op, uint32_t value, uint32_t argument, Place place)
 {

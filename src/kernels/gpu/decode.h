@@ -209,7 +209,8 @@ SIMT_DEVICE void decode_tile(const Launch &launch, Shared &shared, uint32_t thre
                     shared.counts[lane] = x;
             }
         } else if constexpr (T::CASCADE.counts == 1) {
-            const uint32_t own = (lane & 2 ? simt::shuffle(x.y, 0) : simt::shuffle(x.x, 0)) >> (16 * (lane & 1)) & 0xffff;
+            const uint32_t first = simt::shuffle(x.x, 0), second = simt::shuffle(x.y, 0);
+            const uint32_t own = (lane & 2 ? second : first) >> (16 * (lane & 1)) & 0xffff;
             const uint32_t count = lane < groups ? own : 0;
             if (mode == format::TILE_CODED) {
                 if (lane < 4)

@@ -467,7 +467,7 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
     uint64_t chunks = 0;
     size_t unknown = 0;
     for (size_t i = 0; i < count; ++i) {
-        Item item;
+        Item item{};
         const zip_status_t status = translate(in[i], i, action, &item);
         if (status != ZIP_OK)
             return status;

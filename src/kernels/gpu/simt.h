@@ -22,7 +22,7 @@
 //                  trivially constructible. Its first content is undefined.
 //   SIMT_DYNAMIC_SHARED(Type, name);
 //                  `Type *name`: an array in shared memory of one Type for every TILE_THREADS
-//                  threads of the block, which the launcher provides; one such array a kernel.
+//                  threads of the block, which the launcher provides, aligned to 256; one such array a kernel.
 //   SIMT_UNROLL    before a loop with a constant trip count.
 //
 // Constants

@@ -27,7 +27,8 @@
             zip::simt::cpu::shared_variable(&name##_key, sizeof(Type), alignof(Type)))
 #define SIMT_DYNAMIC_SHARED(Type, name)                                                            \
     static_assert(std::is_trivially_default_constructible_v<Type>);                                \
-    Type *const name = static_cast<Type *>(zip::simt::cpu::dynamic_shared(sizeof(Type)))
+    Type *const name =                                                                             \
+            static_cast<Type *>(zip::simt::cpu::dynamic_shared(sizeof(Type), alignof(Type)))
 #define SIMT_UNROLL
 
 namespace zip::simt {
@@ -46,7 +47,7 @@ struct ThreadPlace {
 // Of the fibre that runs.
 ThreadPlace thread_place();
 void *shared_variable(const void *key, size_t size, size_t align);
-void *dynamic_shared(size_t bytes_of_worker);
+void *dynamic_shared(size_t bytes_of_worker, size_t align);
 uint32_t collective(Collective op, uint32_t value, uint32_t argument, Place place);
 void barrier(uint32_t id, uint32_t threads, Place place); // threads 0: all of the block
 // Another fibre may run here.

@@ -11,7 +11,7 @@
             name(const __grid_constant__ zip::gpu::Launch launch)
 #define SIMT_SHARED(Type, name) __shared__ Type name
 #define SIMT_DYNAMIC_SHARED(Type, name)                                                            \
-    extern __shared__ __align__(16) unsigned char zip_dynamic_shared[];                            \
+    extern __shared__ __align__(256) unsigned char zip_dynamic_shared[];                           \
     Type *const name = reinterpret_cast<Type *>(zip_dynamic_shared)
 #define SIMT_UNROLL _Pragma("unroll")
 

@@ -12,7 +12,7 @@
             const zip::gpu::Launch launch)
 #define SIMT_SHARED(Type, name) __attribute__((shared)) static Type name
 #define SIMT_DYNAMIC_SHARED(Type, name)                                                            \
-    extern __attribute__((shared, aligned(16))) unsigned char zip_dynamic_shared[];                \
+    extern __attribute__((shared, aligned(256))) unsigned char zip_dynamic_shared[];               \
     Type *const name = reinterpret_cast<Type *>(zip_dynamic_shared)
 #define SIMT_UNROLL _Pragma("unroll")
 
