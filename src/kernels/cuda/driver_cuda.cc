@@ -299,7 +299,7 @@ zip_status_t CudaDriver::prepare_kernels(CUdevice device)
                                                     CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
                                                     functions_[k]),
                            "cuFuncGetAttribute");
-        if (kernel.action != Kernel::Action::PROBE && kernel.variant == VARIANT_ALL)
+        if (kernel.action != Kernel::Action::PROBE && kernel.shape != format::SHAPE_DENSE)
             worker_bytes = std::max(worker_bytes, uint32_t(static_bytes[k]));
     }
     uint32_t block_bytes = 0;
@@ -316,12 +316,12 @@ zip_status_t CudaDriver::prepare_kernels(CUdevice device)
         if (kernel.action == Kernel::Action::PROBE || !exists(kernel))
             continue;
         uint32_t bytes = 0;
-        if (kernel.variant == VARIANT_FEW) {
+        if (kernel.few) {
             // each worker has what a block of the kernel for all multiprocessors has
-            const uint32_t all = number_of({kernel.action, VARIANT_ALL, kernel.dtype});
+            const uint32_t all = number_of({kernel.action, false, kernel.dtype, kernel.shape});
             bytes = dynamic_bytes_[k] =
                     info_.few_threads / TILE_THREADS * uint32_t(static_bytes[all]);
-        } else if (kernel.variant == VARIANT_DENSE) {
+        } else if (kernel.shape == format::SHAPE_DENSE) {
             constexpr uint32_t UNIT = 128; // shared memory is given out in pieces of it
             const uint32_t half = info_.shared_bytes / 2 / UNIT * UNIT + UNIT;
             const auto own = uint32_t(static_bytes[k]);

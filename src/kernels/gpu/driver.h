@@ -19,42 +19,40 @@ zip_status_t fail(zip_status_t status, const char *pattern, ...)
 // The calling thread's last error; never null.
 const char *error_text();
 
-// Which launch a kernel is for.
-enum Variant : uint8_t {
-    VARIANT_ALL,   // all multiprocessors
-    VARIANT_FEW,   // some of them
-    VARIANT_DENSE, // chunks of shape dense, whichever
-    VARIANTS
-};
-
 // A kernel of the image; job.h says what they are and how they are named. All kernels can be
 // counted: the number of one is below KERNELS.
 struct Kernel {
     enum class Action : uint8_t { ENCODE, DECODE, PROBE };
     Action action;
-    Variant variant; // not of PROBE
-    uint8_t dtype;   // not of PROBE
+    bool few;             // for a limit of multiprocessors
+    uint8_t dtype, shape; // 0, 0: of stored chunks; and PROBE's
 };
-constexpr uint32_t KERNELS = 2 * VARIANTS * format::DTYPES + 1;
+constexpr uint32_t KERNELS = 2 * 2 * format::DTYPES * format::SHAPES + 1;
 constexpr uint32_t number_of(Kernel k)
 {
     return k.action == Kernel::Action::PROBE
                    ? KERNELS - 1
-                   : (uint32_t(k.action) * VARIANTS + k.variant) * format::DTYPES + k.dtype;
+                   : ((uint32_t(k.few) * 2 + uint32_t(k.action)) * format::DTYPES + k.dtype) *
+                                     format::SHAPES +
+                             k.shape;
 }
 constexpr Kernel kernel_of(uint32_t number)
 {
     if (number == KERNELS - 1)
-        return {Kernel::Action::PROBE, VARIANT_ALL, 0};
-    return {Kernel::Action(number / format::DTYPES / VARIANTS),
-            Variant(number / format::DTYPES % VARIANTS), uint8_t(number % format::DTYPES)};
+        return {Kernel::Action::PROBE, false, 0, 0};
+    const uint32_t shape = number % format::SHAPES, rest = number / format::SHAPES;
+    const uint32_t dtype = rest % format::DTYPES, which = rest / format::DTYPES;
+    return {Kernel::Action(which % 2), which / 2 != 0, uint8_t(dtype), uint8_t(shape)};
 }
-// Whether the image has it: what is stored has no shape, and is copied by one kernel on any number
-// of multiprocessors.
+// Whether the image has it. What is stored has no shape, and is copied by one kernel on any number
+// of multiprocessors; shape dense has one kernel too.
 constexpr bool exists(Kernel k)
 {
-    return k.action == Kernel::Action::PROBE || k.variant == VARIANT_ALL ||
-           k.dtype != format::DTYPE_BYTES;
+    if (k.action == Kernel::Action::PROBE)
+        return true;
+    if (k.few && (k.dtype == format::DTYPE_BYTES || k.shape == format::SHAPE_DENSE))
+        return false;
+    return (k.dtype == format::DTYPE_BYTES) == (k.shape == format::SHAPE_STORED);
 }
 std::string name_of(Kernel k);
 

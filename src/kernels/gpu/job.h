@@ -65,13 +65,14 @@ struct Launch {
 };
 static_assert(sizeof(Launch) <= 4096, "kernel arguments are at most 4 KiB on every back end");
 
-// Names of the kernels in the images, <type> being a name of zip_dtype_name() but "auto":
-//   zip_encode_<type>, zip_decode_<type>              blocks of TILE_THREADS threads
-//   zip_encode_dense_<type>, zip_decode_dense_<type>  blocks of DENSE_TILE_THREADS threads (not "bytes")
-//   zip_encode_few_<type>, zip_decode_few_<type>      blocks of simt::FEW_THREADS threads, each with shared memory (dynamic) for
-//                                                     FEW_THREADS / TILE_THREADS workers (not "bytes")
+// Names of the kernels in the images, <type> being a name of zip_dtype_name() but "auto" and "bytes", <shape> one of zip_shape_name() but "dense":
+//   zip_encode_<type>_<shape>, zip_decode_...         blocks of TILE_THREADS threads
+//   zip_encode_<type>_dense, zip_decode_...           blocks of DENSE_TILE_THREADS threads
+//   zip_encode_few_<type>_<shape>, zip_decode_few_... blocks of workers of TILE_THREADS threads, at most simt::FEW_THREADS in all, each worker with as much
+//                                                     dynamic shared memory as a block of the first kernel has
+//   zip_encode_bytes, zip_decode_bytes                blocks of TILE_THREADS threads
 //   zip_probe                                         blocks of TILE_THREADS threads, one an item
-// The blocks take the tiles in turn, whatever their number. A batch takes a launch for each type, and one for each shape class (dense or not).
+// The blocks take the tiles in turn, whatever their number. A batch takes a launch for each type and shape.
 
 } // namespace zip::gpu
 #endif

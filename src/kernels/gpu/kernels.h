@@ -79,50 +79,29 @@ SIMT_DEVICE void decode_stored(const Launch &launch, const Job &job, uint32_t &s
         decode_done(job, status, launch.seq);
 }
 
-// Calls visit.template operator()<Traits>() with the traits of the coding.
-template <uint8_t kDtype, bool kDense, class Visit>
-SIMT_DEVICE void with_shape(uint32_t shape, Visit visit)
-{
-    if constexpr (kDense)
-        visit.template operator()<TileTraits<kDtype, format::SHAPE_DENSE>>();
-#ifdef ZIP_ONLY
-    else visit.template operator()<TileTraits<kDtype, ZIP_ONLY>>();
-#else
-    else if (shape == format::SHAPE_22228)
-        visit.template operator()<TileTraits<kDtype, format::SHAPE_22228>>();
-    else if (shape == format::SHAPE_11238)
-        visit.template operator()<TileTraits<kDtype, format::SHAPE_11238>>();
-    else
-        visit.template operator()<TileTraits<kDtype, format::SHAPE_38>>();
-#endif
-}
-
-template <uint8_t kDtype, bool kDense, class Shared, class Barrier>
+template <class T, class Shared, class Barrier>
 SIMT_DEVICE void encode_one(const Launch &launch, uint32_t tile, Shared &shared, uint32_t thread, Barrier barrier)
 {
-    constexpr uint32_t THREADS = kDense ? DENSE_TILE_THREADS : TILE_THREADS;
-    prefetch_data<THREADS>(launch, tile, thread);
+    prefetch_data<T::THREADS>(launch, tile, thread);
     if (thread < simt::LANES)
         leave_job(launch, tile, shared.job);
-    clear_shared<THREADS, most_tail_words<TileTraits<kDtype, kDense ? format::SHAPE_DENSE : format::SHAPE_11238>>()>(shared, thread);
+    clear_shared<T::THREADS, most_tail_words<T>()>(shared, thread);
     barrier.sync();
     if (shared.job.exists == 0)
         return;
-    with_shape<kDtype, kDense>(shared.job.shape, [&]<class T>() { encode_any_extent<T>(launch, shared, thread, barrier); });
+    encode_any_extent<T>(launch, shared, thread, barrier);
 }
 
-template <uint8_t kDtype, bool kDense, class Shared, class Barrier>
+template <class T, class Shared, class Barrier>
 SIMT_DEVICE void decode_one(const Launch &launch, uint32_t tile, Shared &shared, uint32_t thread, Barrier barrier)
 {
     if (thread < simt::LANES)
         leave_job(launch, tile, shared.job);
     barrier.sync();
-    with_shape<kDtype, kDense>(shared.job.shape, [&]<class T>() {
-        if (shared.job.left >= T::VALUES && (kDense || shared.job.small == 0))
-            decode_tile<T, true>(launch, shared, thread, barrier);
-        else
-            decode_tile<T, false>(launch, shared, thread, barrier);
-    });
+    if (shared.job.left >= T::VALUES && (T::SHAPE == format::SHAPE_DENSE || shared.job.small == 0))
+        decode_tile<T, true>(launch, shared, thread, barrier);
+    else
+        decode_tile<T, false>(launch, shared, thread, barrier);
 }
 
 // All tiles of a worker that takes one in `workers`.
@@ -136,95 +115,79 @@ SIMT_DEVICE void take_turns(const Launch &launch, uint32_t worker, uint32_t work
     }
 }
 
+template <class T, class Shared, class Barrier>
+SIMT_DEVICE void encode_all(const Launch &launch, uint32_t worker, uint32_t workers, Shared &shared, uint32_t thread, Barrier barrier)
+{
+    load_table(shared.compress, reinterpret_cast<const U32x4 *>(MOVE_TABLES.compress), thread);
+    take_turns(launch, worker, workers, barrier, [&](uint32_t tile) { encode_one<T>(launch, tile, shared, thread, barrier); });
+}
+
+template <class T, class Shared, class Barrier>
+SIMT_DEVICE void decode_all(const Launch &launch, uint32_t worker, uint32_t workers, Shared &shared, uint32_t thread, Barrier barrier)
+{
+    load_table(shared.expand, reinterpret_cast<const U32x4 *>(MOVE_TABLES.expand), thread);
+    take_turns(launch, worker, workers, barrier, [&](uint32_t tile) { decode_one<T>(launch, tile, shared, thread, barrier); });
+}
+
 } // namespace zip::gpu
 
-#ifdef ZIP_KERNEL_DTYPE // name of the type in lower case and in upper case
-#define ZIP_CONCAT_(a, b) a##b
-#define ZIP_CONCAT(a, b) ZIP_CONCAT_(a, b)
-#define ZIP_KERNEL_NAME(name) ZIP_CONCAT(name, ZIP_KERNEL_DTYPE)
-#define ZIP_DTYPE_VALUE ZIP_CONCAT(zip::format::DTYPE_, ZIP_KERNEL_DTYPE_UPPER)
-#endif
+// The kernels of one type, for a source file that has ZIP_KERNEL_TYPE (bf16), ZIP_KERNEL_DTYPE (BF16) and ZIP_KERNEL_BLOCKS (of TILE_THREADS threads, that shall
+// fit a multiprocessor: 8 leave 64 registers a thread).
+#ifdef ZIP_KERNEL_TYPE
+#define ZIP_JOIN_(a, b, c) a##b##_##c
+#define ZIP_JOIN(a, b, c) ZIP_JOIN_(a, b, c)
+#define ZIP_DTYPE_(type) zip::format::DTYPE_##type
+#define ZIP_DTYPE(type) ZIP_DTYPE_(type)
 
-#ifdef ZIP_KERNEL_DTYPE
-SIMT_KERNEL(ZIP_KERNEL_NAME(zip_encode_), zip::gpu::TILE_THREADS, ZIP_BLOCKS)
-{
-    using namespace zip;
-    SIMT_SHARED(gpu::EncodeMemory, shared);
-    const uint32_t thread = simt::thread_index();
-    gpu::load_table(shared.compress, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.compress), thread);
-    gpu::take_turns(launch, simt::block_index(), simt::block_count(), simt::BlockBarrier{}, [&](uint32_t tile) {
-        gpu::encode_one<ZIP_DTYPE_VALUE, false>(launch, tile, shared, thread, simt::BlockBarrier{});
-    });
-}
+#define ZIP_KERNEL(direction, Memory, shape, SHAPE)                                                                                   \
+    SIMT_KERNEL(ZIP_JOIN(zip_##direction##_, ZIP_KERNEL_TYPE, shape), zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)                      \
+    {                                                                                                                                 \
+        using namespace zip;                                                                                                          \
+        SIMT_SHARED(gpu::Memory, shared);                                                                                             \
+        gpu::direction##_all<gpu::TileTraits<ZIP_DTYPE(ZIP_KERNEL_DTYPE), format::SHAPE>>(                                            \
+                launch, simt::block_index(), simt::block_count(), shared, simt::thread_index(), simt::BlockBarrier{});                \
+    }
+#define ZIP_KERNEL_FEW(direction, Memory, shape, SHAPE)                                                                               \
+    SIMT_KERNEL(ZIP_JOIN(zip_##direction##_few_, ZIP_KERNEL_TYPE, shape), zip::simt::FEW_THREADS, 1)                                  \
+    {                                                                                                                                 \
+        using namespace zip;                                                                                                          \
+        SIMT_DYNAMIC_SHARED(gpu::Memory, memory);                                                                                     \
+        const uint32_t workers = simt::thread_count() / gpu::TILE_THREADS; /* as many as there was memory for */                      \
+        const uint32_t own = simt::thread_index() / gpu::TILE_THREADS;                                                                \
+        gpu::direction##_all<gpu::TileTraits<ZIP_DTYPE(ZIP_KERNEL_DTYPE), format::SHAPE>>(                                            \
+                launch, own * simt::block_count() + simt::block_index(), simt::block_count() * workers, memory[own],                  \
+                simt::thread_index() % gpu::TILE_THREADS, simt::WorkerBarrier{1 + own, gpu::TILE_THREADS});                           \
+    }
+#define ZIP_KERNEL_DENSE(direction, Memory)                                                                                           \
+    SIMT_KERNEL(ZIP_JOIN(zip_##direction##_, ZIP_KERNEL_TYPE, dense), zip::gpu::DENSE_TILE_THREADS, ZIP_KERNEL_BLOCKS / 2)            \
+    {                                                                                                                                 \
+        using namespace zip;                                                                                                          \
+        SIMT_SHARED(gpu::Memory, shared);                                                                                             \
+        gpu::direction##_all<gpu::TileTraits<ZIP_DTYPE(ZIP_KERNEL_DTYPE), format::SHAPE_DENSE>>(                                      \
+                launch, simt::block_index(), simt::block_count(), shared, simt::thread_index(), simt::BlockBarrier{});                \
+    }
 
-SIMT_KERNEL(ZIP_KERNEL_NAME(zip_decode_), zip::gpu::TILE_THREADS, ZIP_BLOCKS)
-{
-    using namespace zip;
-    SIMT_SHARED(gpu::DecodeMemory, shared);
-    const uint32_t thread = simt::thread_index();
-    gpu::load_table(shared.expand, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.expand), thread);
-    gpu::take_turns(launch, simt::block_index(), simt::block_count(), simt::BlockBarrier{}, [&](uint32_t tile) {
-        gpu::decode_one<ZIP_DTYPE_VALUE, false>(launch, tile, shared, thread, simt::BlockBarrier{});
-    });
-}
-
-#ifdef ZIP_FEW
-SIMT_KERNEL(ZIP_KERNEL_NAME(zip_encode_few_), zip::simt::FEW_THREADS, 1)
-{
-    using namespace zip;
-    SIMT_DYNAMIC_SHARED(gpu::EncodeMemory, memory);
-    const uint32_t own = simt::thread_index() / gpu::TILE_THREADS, thread = simt::thread_index() % gpu::TILE_THREADS;
-    const uint32_t workers = simt::thread_count() / gpu::TILE_THREADS;
-    const simt::WorkerBarrier barrier{1 + own, gpu::TILE_THREADS};
-    gpu::EncodeMemory &shared = memory[own];
-    gpu::load_table(shared.compress, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.compress), thread);
-    gpu::take_turns(launch, own * simt::block_count() + simt::block_index(), simt::block_count() * workers, barrier, [&](uint32_t tile) {
-        gpu::encode_one<ZIP_DTYPE_VALUE, false>(launch, tile, shared, thread, barrier);
-    });
-}
-
-SIMT_KERNEL(ZIP_KERNEL_NAME(zip_decode_few_), zip::simt::FEW_THREADS, 1)
-{
-    using namespace zip;
-    SIMT_DYNAMIC_SHARED(gpu::DecodeMemory, memory);
-    const uint32_t own = simt::thread_index() / gpu::TILE_THREADS, thread = simt::thread_index() % gpu::TILE_THREADS;
-    const uint32_t workers = simt::thread_count() / gpu::TILE_THREADS;
-    const simt::WorkerBarrier barrier{1 + own, gpu::TILE_THREADS};
-    gpu::DecodeMemory &shared = memory[own];
-    gpu::load_table(shared.expand, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.expand), thread);
-    gpu::take_turns(launch, own * simt::block_count() + simt::block_index(), simt::block_count() * workers, barrier, [&](uint32_t tile) {
-        gpu::decode_one<ZIP_DTYPE_VALUE, false>(launch, tile, shared, thread, barrier);
-    });
-}
-#endif
-
-#ifdef ZIP_DENSE
-SIMT_KERNEL(ZIP_KERNEL_NAME(zip_encode_dense_), zip::gpu::DENSE_TILE_THREADS, ZIP_BLOCKS / 2)
-{
-    using namespace zip;
-    SIMT_SHARED(gpu::DenseEncodeMemory, shared);
-    const uint32_t thread = simt::thread_index();
-    gpu::load_table(shared.compress, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.compress), thread);
-    gpu::take_turns(launch, simt::block_index(), simt::block_count(), simt::BlockBarrier{}, [&](uint32_t tile) {
-        gpu::encode_one<ZIP_DTYPE_VALUE, true>(launch, tile, shared, thread, simt::BlockBarrier{});
-    });
-}
-
-SIMT_KERNEL(ZIP_KERNEL_NAME(zip_decode_dense_), zip::gpu::DENSE_TILE_THREADS, ZIP_BLOCKS / 2)
-{
-    using namespace zip;
-    SIMT_SHARED(gpu::DenseDecodeMemory, shared);
-    const uint32_t thread = simt::thread_index();
-    gpu::load_table(shared.expand, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.expand), thread);
-    gpu::take_turns(launch, simt::block_index(), simt::block_count(), simt::BlockBarrier{}, [&](uint32_t tile) {
-        gpu::decode_one<ZIP_DTYPE_VALUE, true>(launch, tile, shared, thread, simt::BlockBarrier{});
-    });
-}
+ZIP_KERNEL(encode, EncodeMemory, 22228, SHAPE_22228)
+ZIP_KERNEL(decode, DecodeMemory, 22228, SHAPE_22228)
+#ifndef ZIP_KERNEL_TRIAL
+ZIP_KERNEL(encode, EncodeMemory, 11238, SHAPE_11238)
+ZIP_KERNEL(encode, EncodeMemory, 38, SHAPE_38)
+ZIP_KERNEL(decode, DecodeMemory, 11238, SHAPE_11238)
+ZIP_KERNEL(decode, DecodeMemory, 38, SHAPE_38)
+ZIP_KERNEL_FEW(encode, EncodeMemory, 22228, SHAPE_22228)
+ZIP_KERNEL_FEW(encode, EncodeMemory, 11238, SHAPE_11238)
+ZIP_KERNEL_FEW(encode, EncodeMemory, 38, SHAPE_38)
+ZIP_KERNEL_FEW(decode, DecodeMemory, 22228, SHAPE_22228)
+ZIP_KERNEL_FEW(decode, DecodeMemory, 11238, SHAPE_11238)
+ZIP_KERNEL_FEW(decode, DecodeMemory, 38, SHAPE_38)
+ZIP_KERNEL_DENSE(encode, DenseEncodeMemory)
+ZIP_KERNEL_DENSE(decode, DenseDecodeMemory)
 #endif
 #endif
 
-#ifdef ZIP_STORED
-SIMT_KERNEL(zip_encode_bytes, zip::gpu::TILE_THREADS, ZIP_BLOCKS)
+// The kernels of stored chunks.
+#ifdef ZIP_KERNEL_STORED
+SIMT_KERNEL(zip_encode_bytes, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)
 {
     using namespace zip;
     SIMT_SHARED(gpu::StoredMemory, shared);
@@ -237,7 +200,7 @@ SIMT_KERNEL(zip_encode_bytes, zip::gpu::TILE_THREADS, ZIP_BLOCKS)
     });
 }
 
-SIMT_KERNEL(zip_decode_bytes, zip::gpu::TILE_THREADS, ZIP_BLOCKS)
+SIMT_KERNEL(zip_decode_bytes, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)
 {
     using namespace zip;
     SIMT_SHARED(gpu::StoredMemory, shared);

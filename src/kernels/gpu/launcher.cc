@@ -44,11 +44,11 @@ std::string name_of(Kernel k)
 {
     if (k.action == Kernel::Action::PROBE)
         return "zip_probe";
-    constexpr const char *VARIANT_NAMES[VARIANTS] = {"", "few_", "dense_"};
     constexpr const char *DTYPE_NAMES[format::DTYPES] = {"bytes", "bf16", "fp32", "fp16",
                                                          "fp64",  "e4m3", "e5m2"};
+    constexpr const char *SHAPE_NAMES[format::SHAPES] = {"", "_22228", "_11238", "_38", "_dense"};
     return std::string(k.action == Kernel::Action::ENCODE ? "zip_encode_" : "zip_decode_") +
-           VARIANT_NAMES[k.variant] + DTYPE_NAMES[k.dtype];
+           (k.few ? "few_" : "") + DTYPE_NAMES[k.dtype] + SHAPE_NAMES[k.shape];
 }
 
 namespace {
@@ -73,34 +73,19 @@ private:
     zip_status_t status_;
 };
 
-// Items of one kind share a launch: those of one type, dense or not.
-struct Kind {
-    uint8_t dtype;
-    bool dense;
-};
-constexpr uint32_t KINDS = 2 * format::DTYPES;
-
-// What an item becomes in the launch of a kind: one item for each shape that is possible there.
-struct Shapes {
-    uint32_t count = 0;
-    uint8_t shape[2] = {};
-};
-
-// An item of unknown type is in the launches of all types, and its probe says in which of them it
-// is done.
-Shapes shapes_of(const zip_gpu_item_t &item, Kind kind)
+// Whether an item is in the launch for a type and a shape. One of unknown type is in the launches
+// of all that its probe may find, and does something in one of them.
+bool belongs(const zip_gpu_item_t &item, uint8_t dtype, uint8_t shape)
 {
     const bool any_type = item.coding.dtype == ZIP_DTYPE_AUTO,
                no_shape = item.coding.shape == ZIP_SHAPE_DEFAULT;
-    if (!any_type && item.coding.dtype != kind.dtype)
-        return {};
-    if (kind.dtype == ZIP_DTYPE_BYTES)
-        return kind.dense ? Shapes() : Shapes{1, {format::SHAPE_STORED}};
-    if (kind.dense != (item.coding.shape == ZIP_SHAPE_DENSE))
-        return {};
-    if (any_type && no_shape)
-        return {2, {format::SHAPE_22228, format::SHAPE_11238}};
-    return {1, {no_shape ? uint8_t(format::SHAPE_22228) : uint8_t(item.coding.shape)}};
+    if (!any_type && item.coding.dtype != dtype)
+        return false;
+    if (dtype == ZIP_DTYPE_BYTES)
+        return shape == format::SHAPE_STORED;
+    if (!no_shape)
+        return item.coding.shape == shape;
+    return shape == format::SHAPE_22228 || (any_type && shape == format::SHAPE_11238);
 }
 
 // Items of unknown type in a batch; each takes many places in the table.
@@ -412,7 +397,7 @@ zip_status_t Queue::create(const zip_gpu_queue_params_t &params)
     max_chunks_ = params.max_chunks;
     translated_.reserve(max_items_);
     items_.reserve(places());
-    parts_.reserve(KINDS + 1);
+    parts_.reserve(KERNELS);
     stream_ = params.stream;
     zip_status_t status = ZIP_OK;
     auto step = [&status](zip_status_t s) { return (status = s) == ZIP_OK; };
@@ -492,26 +477,24 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
             items_.push_back(probe_of(item));
     }
     if (!items_.empty())
-        parts_.push_back({0, items_.size(), 0, {Action::PROBE, VARIANT_ALL, 0}});
-    for (uint32_t k = 0; k < KINDS && action != Action::PROBE; ++k) {
-        const Kind kind = {uint8_t(k / 2), k % 2 != 0};
-        Part part{items_.size(),
-                  0,
-                  0,
-                  {action, kind.dense ? VARIANT_DENSE : VARIANT_ALL, kind.dtype}};
+        parts_.push_back({0, items_.size(), 0, {Action::PROBE, false, 0, 0}});
+    for (uint32_t k = 0; k < KERNELS && action != Action::PROBE; ++k) {
+        const Kernel kernel = kernel_of(k);
+        if (kernel.action != action || kernel.few || !exists(kernel))
+            continue;
+        Part part{items_.size(), 0, 0, kernel};
         for (size_t i = 0; i < count; ++i) {
-            const Shapes shapes = shapes_of(in[i], kind);
-            for (uint32_t s = 0; s < shapes.count; ++s) {
-                Item item = translated_[i];
-                set_coding(kind.dtype, shapes.shape[s], in[i].coding.small_tiles != 0, &item);
-                item.first_tile = uint32_t(part.tiles);
-                part.tiles += tiles_of(item);
-                if (part.tiles > MAX_TILES)
-                    return fail(ZIP_ERR_INVALID_PARAM,
-                                "item %zu: the batch has more than 2^31 - 1 tiles", i);
-                items_.push_back(item);
-                ++part.count;
-            }
+            if (!belongs(in[i], kernel.dtype, kernel.shape))
+                continue;
+            Item item = translated_[i];
+            set_coding(kernel.dtype, kernel.shape, in[i].coding.small_tiles != 0, &item);
+            item.first_tile = uint32_t(part.tiles);
+            part.tiles += tiles_of(item);
+            if (part.tiles > MAX_TILES)
+                return fail(ZIP_ERR_INVALID_PARAM,
+                            "item %zu: the batch has more than 2^31 - 1 tiles", i);
+            items_.push_back(item);
+            ++part.count;
         }
         if (part.count != 0)
             parts_.push_back(part);
@@ -570,11 +553,11 @@ zip_status_t Queue::launch_part(const Part &part, const Item *device_items, zip_
         return driver_.launch(part.kernel, launch.items, TILE_THREADS, false, stream_, launch);
 
     const DeviceInfo &info = driver_.info();
-    const bool dense = part.kernel.variant == VARIANT_DENSE,
+    const bool dense = part.kernel.shape == format::SHAPE_DENSE,
                limited = params.max_sms != 0 && params.max_sms < info.multiprocessors;
     Kernel few = part.kernel;
-    few.variant = VARIANT_FEW;
-    const bool use_few = limited && !dense && exists(few);
+    few.few = true;
+    const bool use_few = limited && exists(few);
     return driver_.launch(use_few ? few : part.kernel,
                           limited ? std::min(params.max_sms, launch.tiles) : launch.tiles,
                           dense     ? DENSE_TILE_THREADS

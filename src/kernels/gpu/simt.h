@@ -10,6 +10,7 @@
 //
 // Macros
 //   SIMT_DEVICE    function that is inlined into kernels: `SIMT_DEVICE uint32_t f(uint32_t x)`.
+//   SIMT_COLD      likewise, but not inlined: long code that rarely runs.
 //   SIMT_CONSTANT  table at namespace scope: `SIMT_CONSTANT constexpr uint8_t T[4] = {...};`. Reads
 //                  at an index that differs between lanes are slow on CUDA.
 //   SIMT_TABLE     likewise in global memory, for tables that are copied to shared memory:
@@ -36,8 +37,8 @@
 //   thread_index(), thread_count() of the block, block_index(), block_count(), lane_index()
 //
 // Barriers: `sync()` of BlockBarrier waits for all threads of the block, that of WorkerBarrier{id,
-// threads} for the `threads` threads (a multiple of LANES) that use that id, from 1. They order
-// shared and global memory between these threads. All threads come to a barrier at the same place
+// threads} for the `threads` threads (a multiple of LANES) that use that id, from 1;
+// WorkerBarrier{BlockBarrier()} is the block's in the other's type. They order shared and global memory between these threads. All threads come to a barrier at the same place
 // in the source; none may have ended.
 //
 // Lanes: all lanes of the group take part, at the same place in the source, or none. They order no

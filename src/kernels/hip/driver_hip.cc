@@ -302,11 +302,11 @@ zip_status_t HipDriver::prepare_kernels()
         const auto own = uint32_t(static_bytes[k]);
         if (kernel.action == Kernel::Action::PROBE) {
             continue;
-        } else if (kernel.variant == VARIANT_FEW) {
+        } else if (kernel.few) {
             // its worker has what a block of the kernel for all multiprocessors has
-            const uint32_t all = number_of({kernel.action, VARIANT_ALL, kernel.dtype});
+            const uint32_t all = number_of({kernel.action, false, kernel.dtype, kernel.shape});
             dynamic_bytes_[k] = uint32_t(static_bytes[all]);
-        } else if (kernel.variant == VARIANT_DENSE) {
+        } else if (kernel.shape == format::SHAPE_DENSE) {
             constexpr uint32_t UNIT = 512; // shared memory is given out in pieces of it
             const uint32_t half = info_.shared_bytes / 2 / UNIT * UNIT + UNIT;
             filling_bytes_[k] = half > own ? half - own : 0;
