@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The launcher of the GPU codec, on a driver that only notes what it is asked for: what it refuses,
 // what it launches, and what it tells the kernels. No kernel runs here.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <cstring>
 #include <memory>
@@ -539,6 +541,28 @@ TEST_F(Launcher, AQueueThatCannotBeMadeLeavesNothingBehind)
     }
     driver_->fail_after = -1;
     EXPECT_EQ(12, failures); // stream, 3 x (memory, clear), 2 x (memory, event), synchronize
+}
+
+TEST(LoadingBackEnds, SaysWhatIsMissing)
+{
+    const char *error = nullptr;
+    EXPECT_EQ(nullptr, zip_gpu_load("metal", &error));
+    EXPECT_STREQ("no GPU back end \"metal\": there are cuda and hip", error);
+    EXPECT_EQ(nullptr, zip_gpu_load(nullptr, &error));
+    EXPECT_STREQ("no name of a GPU back end", error);
+    EXPECT_EQ(nullptr, zip_gpu_load("/nowhere/libzip_cuda.so", &error));
+    EXPECT_NE(nullptr, strstr(error, "cannot open the GPU back end: /nowhere/libzip_cuda.so"))
+            << error;
+    EXPECT_EQ(nullptr, zip_gpu_load("metal", nullptr)) << "the text is optional";
+}
+
+TEST(LoadingBackEnds, RefusesWhatIsNone)
+{
+    Dl_info info;
+    ASSERT_NE(0, dladdr(reinterpret_cast<void *>(&malloc_usable_size), &info)); // any library's
+    const char *error = nullptr;
+    EXPECT_EQ(nullptr, zip_gpu_load(info.dli_fname, &error));
+    EXPECT_NE(nullptr, strstr(error, "is no GPU back end of this codec")) << error;
 }
 
 } // namespace
