@@ -10,11 +10,12 @@
 #ifndef ZIP_CODEC_GPU_H
 #define ZIP_CODEC_GPU_H
 
-#include "kernels/codec.h"
+#include "codec.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 typedef struct zip_gpu zip_gpu_t;             /* the kernels, loaded into one context */
 typedef struct zip_gpu_queue zip_gpu_queue_t; /* a stream, and what launches on it need */
@@ -61,7 +62,7 @@ typedef struct zip_gpu_queue_params {
     uint32_t max_chunks; /* most chunks in a batch */
     uint32_t slots;      /* launches with more than ZIP_GPU_INLINE_ITEMS items that may be under way at once */
 } zip_gpu_queue_params_t;
-#define ZIP_GPU_INLINE_ITEMS 16
+#define ZIP_GPU_INLINE_ITEMS 6
 
 /* `max_sms`: multiprocessors that the launch may use; 0: all. `seq`: 1..65535, to tell this launch's progress words from older ones. */
 typedef struct zip_gpu_launch {
@@ -92,6 +93,7 @@ typedef struct zip_gpu_api {
 /* Opens the back end "cuda" or "hip" (a path: that file) and returns its table, or NULL with a text in *error_p that says what is missing. It stays open until the process ends. */
 const zip_gpu_api_t *zip_gpu_load(const char *name, const char **error_p);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

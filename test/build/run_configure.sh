@@ -48,7 +48,13 @@ cp -r "$ucx/include" "$work/bare/include"
 rm "$work/bare/include/uct/api/uct.h"
 refused "UCX without transport headers" "lacks uct/api/uct.h" --with-ucx="$work/bare"
 
-if configure "codec only" --without-ucx && grep -q 'UCX plugin (libuct_zip) *no' "$work/codec only.log" &&
+refused "CUDA for what it cannot do" "ZIP_CUDA_ARCHS names 7, for which this compiler makes no kernels" \
+    --without-ucx --without-rocm --with-cuda ZIP_CUDA_ARCHS=7
+refused "CUDA that is not there" "no usable CUDA toolkit in $work/nothing" --without-ucx --without-rocm --with-cuda="$work/nothing"
+refused "ROCm for what it cannot do" "ZIP_HIP_ARCHS names gfx7, for which this compiler makes no kernels" \
+    --without-ucx --without-cuda --with-rocm ZIP_HIP_ARCHS=gfx7
+
+if configure "codec only" --without-ucx --without-cuda --without-rocm && grep -q 'UCX plugin (libuct_zip) *no' "$work/codec only.log" &&
     make -C "$work/codec only" -j"$(nproc)" >"$work/make.log" 2>&1 &&
     [ -f "$work/codec only/src/kernels/.libs/libzipcodec.so.0" ]; then
     echo "ok - the codec builds without UCX"

@@ -189,6 +189,20 @@ TEST_P(Simt, ABarrierOrdersSharedMemory)
         ASSERT_EQ(words_.in[i / THREADS * THREADS + THREADS - 1 - i % THREADS], words_.out[i]);
 }
 
+SIMT_KERNEL(dynamic_kernel, THREADS, 1)
+{
+    SIMT_DYNAMIC_SHARED(Exchange, shared);
+    shared[0].word[thread_index()] = in(launch);
+    BlockBarrier().sync();
+    out(launch) = shared[0].word[thread_index() ^ 5];
+}
+TEST_P(Simt, DynamicSharedMemoryIsShared)
+{
+    run("dynamic_kernel");
+    for (size_t i = 0; i < words_.out.size(); ++i)
+        ASSERT_EQ(words_.in[i ^ 5], words_.out[i]);
+}
+
 SIMT_KERNEL(no_barrier_kernel, THREADS, 1)
 {
     SIMT_SHARED(Exchange, shared);

@@ -174,6 +174,7 @@ public:
     }
 
     Thread &running() { return *running_; }
+    uint32_t block_threads() const { return threads_; }
     uint32_t block_total() const { return uint32_t(order_.size()); }
 
     void *shared_variable(const void *key, size_t size, size_t align)
@@ -183,9 +184,9 @@ public:
         for (const SharedVariable &v : block.shared) {
             if (v.key == key)
                 return v.memory;
-            total += v.size;
+            total += v.key != &dynamic_key ? v.size : 0;
         }
-        if (total > MAX_STATIC_SHARED)
+        if (total > (key == &dynamic_key ? MAX_DYNAMIC_SHARED : MAX_STATIC_SHARED))
             fail(format("%zu bytes of shared memory", total), Place::current());
         void *memory = nullptr;
         if (posix_memalign(&memory, std::max(align, sizeof(void *)), size) != 0)
@@ -194,6 +195,11 @@ public:
             static_cast<uint8_t *>(memory)[i] = uint8_t(random_());
         block.shared.push_back({key, size, memory});
         return memory;
+    }
+
+    void *dynamic_shared(size_t bytes_of_worker, size_t align)
+    {
+        return shared_variable(&dynamic_key, threads_ / gpu::TILE_THREADS * bytes_of_worker, align);
     }
 
     uint32_t collective(Collective op, uint32_t value, uint32_t argument, Place place)
@@ -298,6 +304,8 @@ public:
     static thread_local Executor *current_executor;
 
 private:
+    static constexpr char dynamic_key = 0;
+
     static void thread_main(void *argument)
     {
         Thread &self = *static_cast<Thread *>(argument);
@@ -486,11 +494,15 @@ ThreadPlace thread_place()
 {
     Executor &executor = *Executor::current_executor;
     const Thread &thread = executor.running();
-    return {thread.index, thread.block->index, executor.block_total()};
+    return {thread.index, executor.block_threads(), thread.block->index, executor.block_total()};
 }
 void *shared_variable(const void *key, size_t size, size_t align)
 {
     return Executor::current_executor->shared_variable(key, size, align);
+}
+void *dynamic_shared(size_t bytes_of_worker, size_t align)
+{
+    return Executor::current_executor->dynamic_shared(bytes_of_worker, align);
 }
 uint32_t collective(Collective op, uint32_t value, uint32_t argument, Place place)
 {
@@ -536,8 +548,8 @@ std::string run(const KernelEntry &kernel, uint32_t blocks, uint32_t threads,
 {
     if (blocks == 0 || threads == 0 || threads % LANES != 0)
         return "a grid of no blocks, or a block of no whole lane groups";
-    if (threads != kernel.threads)
-        return format("%s is a kernel for blocks of %u threads, not %u", kernel.name,
+    if (threads > kernel.threads)
+        return format("%s is a kernel for blocks of at most %u threads, not %u", kernel.name,
                       kernel.threads, threads);
     return Executor(kernel, blocks, threads, launch, machine).run();
 }

@@ -56,7 +56,9 @@ struct alignas(16) Item {
     uint64_t chunk_step[JOB_WORDS];
     uint64_t tile_step[JOB_WORDS];
     const void *probe;       // zip_probe_t on the device, or null. If it says another dtype or shape than these, there is nothing to do.
-    uint32_t dtype, shape;
+                             // zip_probe writes it, of the JOB_LENGTH bytes at JOB_DATA of the last chunk.
+    uint16_t dtype, shape;
+    uint32_t any_shape;      // not 0: the probe's shape does not matter
 };
 
 // What workers on one chunk share. All zero between launches: who finishes a chunk clears it.
@@ -79,11 +81,14 @@ struct Launch {
 static_assert(sizeof(Launch) <= 4096, "kernel arguments are at most 4 KiB on every back end");
 
 // Names of the kernels in the images, <type> and <shape> being names of zip_dtype_name() and zip_shape_name():
-//   zip_encode_<type>_<shape>, zip_decode_<type>_<shape>  blocks of TILE_THREADS threads (shape dense: DENSE_TILE_THREADS)
-//   zip_encode_few_<type>_<shape>, zip_decode_few_...     blocks of simt::FEW_THREADS threads, each with shared memory (dynamic) for
-//                                                         FEW_THREADS / TILE_THREADS workers (not for dense)
-//   zip_encode_bytes, zip_decode_bytes, zip_probe         blocks of TILE_THREADS threads
-// The blocks take the tiles (zip_probe: the items) in turn, whatever their number. A batch takes a launch for each coding.
+//   zip_encode_<type>_<shape>, zip_decode_...             blocks of TILE_THREADS threads (shape dense: DENSE_TILE_THREADS)
+//   zip_encode_whole_<type>_<shape>, zip_decode_...       likewise, for launches whose tiles are all whole, not small and (encode) aligned to 16 bytes: less
+//                                                         code is faster code
+//   zip_encode_few_<type>_<shape>, zip_decode_...,        blocks of workers of TILE_THREADS threads, at most simt::FEW_THREADS in all, each worker with as
+//   zip_encode_few_whole_<type>_<shape>, ...              much dynamic shared memory as a block of the first kernel has
+//   zip_encode_bytes, zip_decode_bytes                    blocks of TILE_THREADS threads
+//   zip_probe                                             blocks of TILE_THREADS threads, one an item
+// The blocks take the tiles in turn, whatever their number. A batch takes a launch for each type and shape. driver.h says which exist.
 
 } // namespace zip::gpu
 #endif

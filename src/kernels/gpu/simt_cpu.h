@@ -13,8 +13,11 @@
 #include <type_traits>
 
 #define SIMT_DEVICE inline
+#define SIMT_COLD [[maybe_unused]] static
 #define SIMT_CONSTANT
-#define SIMT_KERNEL(name, threads, min_blocks)                                                     \
+#define SIMT_TABLE static const
+#define SIMT_KERNEL(name, threads, min_blocks) SIMT_KERNEL_OF(name, threads) // expands `name`
+#define SIMT_KERNEL_OF(name, threads)                                                              \
     extern "C" void name(const zip::gpu::Launch &launch);                                          \
     static const zip::simt::cpu::KernelEntry name##_entry(#name, name, threads);                   \
     extern "C" void name([[maybe_unused]] const zip::gpu::Launch &launch)
@@ -23,6 +26,10 @@
     static const char name##_key = 0;                                                              \
     Type &name = *static_cast<Type *>(                                                             \
             zip::simt::cpu::shared_variable(&name##_key, sizeof(Type), alignof(Type)))
+#define SIMT_DYNAMIC_SHARED(Type, name)                                                            \
+    static_assert(std::is_trivially_default_constructible_v<Type>);                                \
+    Type *const name =                                                                             \
+            static_cast<Type *>(zip::simt::cpu::dynamic_shared(sizeof(Type), alignof(Type)))
 #define SIMT_UNROLL
 
 namespace zip::simt {
@@ -36,11 +43,12 @@ using Place = std::source_location;
 enum class Collective { SYNC, ANY, BALLOT, SHUFFLE, SHUFFLE_UP, SHUFFLE_XOR };
 
 struct ThreadPlace {
-    uint32_t thread, block, blocks;
+    uint32_t thread, threads, block, blocks;
 };
 // Of the fibre that runs.
 ThreadPlace thread_place();
 void *shared_variable(const void *key, size_t size, size_t align);
+void *dynamic_shared(size_t bytes_of_worker, size_t align);
 uint32_t collective(Collective op, uint32_t value, uint32_t argument, Place place);
 void barrier(uint32_t id, uint32_t threads, Place place); // threads 0: all of the block
 // Another fibre may run here.
@@ -107,6 +115,10 @@ inline uint32_t thread_index()
 {
     return cpu::thread_place().thread;
 }
+inline uint32_t thread_count()
+{
+    return cpu::thread_place().threads;
+}
 inline uint32_t block_index()
 {
     return cpu::thread_place().block;
@@ -121,6 +133,8 @@ struct BlockBarrier {
 };
 struct WorkerBarrier {
     uint32_t id, threads;
+    WorkerBarrier(uint32_t own_id, uint32_t own_threads) : id(own_id), threads(own_threads) {}
+    explicit WorkerBarrier(BlockBarrier) : id(0), threads(cpu::thread_place().threads) {}
     void sync(cpu::Place place = cpu::Place::current()) const { cpu::barrier(id, threads, place); }
 };
 
@@ -177,6 +191,13 @@ inline uint32_t popcount(uint32_t v)
 inline uint32_t find_first(uint32_t v)
 {
     return uint32_t(std::countr_zero(v));
+}
+
+inline uint32_t lookup_byte(const uint8_t *table, uint32_t word, uint32_t k,
+                            cpu::Place place = cpu::Place::current())
+{
+    cpu::check_aligned(table, 256, place);
+    return table[word >> (8 * k) & 255];
 }
 
 inline uint32_t atomic_add_shared(uint32_t *p, uint32_t v)

@@ -4,6 +4,8 @@
 #define ZIP_KERNELS_GPU_SIMT_CUDA_H
 
 #define SIMT_DEVICE __device__ __forceinline__
+// Kept out of the instruction cache's way.
+#define SIMT_COLD static __device__ __noinline__
 #define SIMT_CONSTANT __constant__
 #define SIMT_TABLE __device__ const
 #define SIMT_KERNEL(name, threads, min_blocks)                                                     \
@@ -11,7 +13,7 @@
             name(const __grid_constant__ zip::gpu::Launch launch)
 #define SIMT_SHARED(Type, name) __shared__ Type name
 #define SIMT_DYNAMIC_SHARED(Type, name)                                                            \
-    extern __shared__ __align__(16) unsigned char zip_dynamic_shared[];                            \
+    extern __shared__ __align__(256) unsigned char zip_dynamic_shared[];                           \
     Type *const name = reinterpret_cast<Type *>(zip_dynamic_shared)
 #define SIMT_UNROLL _Pragma("unroll")
 
@@ -23,6 +25,10 @@ constexpr uint32_t ALL_LANES = 0xffffffff;
 SIMT_DEVICE uint32_t thread_index()
 {
     return threadIdx.x;
+}
+SIMT_DEVICE uint32_t thread_count()
+{
+    return blockDim.x;
 }
 SIMT_DEVICE uint32_t block_index()
 {

@@ -5,11 +5,16 @@
 #define ZIP_KERNELS_GPU_SIMT_HIP_H
 
 #define SIMT_DEVICE __attribute__((device, always_inline)) inline
+#define SIMT_COLD static __attribute__((device, noinline))
 #define SIMT_CONSTANT __attribute__((constant))
+#define SIMT_TABLE __attribute__((device)) static const
 #define SIMT_KERNEL(name, threads, min_blocks)                                                     \
     extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads))) void name(   \
             const zip::gpu::Launch launch)
 #define SIMT_SHARED(Type, name) __attribute__((shared)) static Type name
+#define SIMT_DYNAMIC_SHARED(Type, name)                                                            \
+    extern __attribute__((shared, aligned(256))) unsigned char zip_dynamic_shared[];               \
+    Type *const name = reinterpret_cast<Type *>(zip_dynamic_shared)
 #define SIMT_UNROLL _Pragma("unroll")
 
 namespace zip::simt {
@@ -19,6 +24,10 @@ constexpr bool NAMED_BARRIERS = false;
 SIMT_DEVICE uint32_t thread_index()
 {
     return __builtin_amdgcn_workitem_id_x();
+}
+SIMT_DEVICE uint32_t thread_count()
+{
+    return __builtin_amdgcn_workgroup_size_x();
 }
 SIMT_DEVICE uint32_t block_index()
 {
@@ -40,7 +49,8 @@ struct BlockBarrier {
 
 // A block has one worker here, so its barrier is the block's.
 struct WorkerBarrier {
-    uint32_t id, threads;
+    SIMT_DEVICE WorkerBarrier(uint32_t, uint32_t) {}
+    SIMT_DEVICE explicit WorkerBarrier(BlockBarrier) {}
     SIMT_DEVICE void sync() const { BlockBarrier().sync(); }
 };
 
@@ -111,6 +121,11 @@ SIMT_DEVICE uint32_t popcount(uint32_t v)
 SIMT_DEVICE uint32_t find_first(uint32_t v)
 {
     return uint32_t(__builtin_ctz(v));
+}
+
+SIMT_DEVICE uint32_t lookup_byte(const uint8_t *table, uint32_t word, uint32_t k)
+{
+    return table[word >> (8 * k) & 255];
 }
 
 SIMT_DEVICE uint32_t atomic_add_shared(uint32_t *p, uint32_t v)

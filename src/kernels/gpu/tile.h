@@ -78,7 +78,7 @@ SIMT_DEVICE void leave_job(const Launch &launch, uint32_t tile, Job &job)
     } else if (lane == JOB_WORDS) {
         const auto *const probe = static_cast<const zip_probe_t *>(item.probe);
         job.exists = probe == nullptr ||
-                     (uint32_t(probe->dtype) == item.dtype && (item.dtype == format::DTYPE_BYTES || uint32_t(probe->shape) == item.shape));
+                     (uint32_t(probe->dtype) == item.dtype && (item.dtype == format::DTYPE_BYTES || item.any_shape != 0 || uint32_t(probe->shape) == item.shape));
     }
 }
 

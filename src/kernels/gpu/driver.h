@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the launcher needs of a GPU's driver. One implementation for CUDA, one for HIP, and one for
+// tests that runs kernels on the CPU.
+#ifndef ZIP_KERNELS_GPU_DRIVER_H
+#define ZIP_KERNELS_GPU_DRIVER_H
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kernels/codec.h"
+#include "kernels/gpu/job.h"
+
+namespace zip::gpu {
+
+// Keeps the text as the calling thread's last error and returns `status`.
+zip_status_t fail(zip_status_t status, const char *pattern, ...)
+        __attribute__((format(printf, 2, 3)));
+// The calling thread's last error; never null.
+const char *error_text();
+
+// A kernel of the image; job.h says what they are and how they are named. All kernels can be
+// counted: the number of one is below KERNELS.
+struct Kernel {
+    enum class Action : uint8_t { ENCODE, DECODE, PROBE };
+    Action action;
+    bool few;             // for a limit of multiprocessors
+    bool whole;           // for whole tiles alone
+    uint8_t dtype, shape; // 0, 0: of stored chunks; and PROBE's
+};
+constexpr uint32_t KERNELS = 2 * 2 * 2 * format::DTYPES * format::SHAPES + 1;
+constexpr uint32_t number_of(Kernel k)
+{
+    return k.action == Kernel::Action::PROBE
+                   ? KERNELS - 1
+                   : (((uint32_t(k.whole) * 2 + uint32_t(k.few)) * 2 + uint32_t(k.action)) * format::DTYPES + k.dtype) *
+                                     format::SHAPES +
+                             k.shape;
+}
+constexpr Kernel kernel_of(uint32_t number)
+{
+    if (number == KERNELS - 1)
+        return {Kernel::Action::PROBE, false, false, 0, 0};
+    const uint32_t shape = number % format::SHAPES, rest = number / format::SHAPES;
+    const uint32_t dtype = rest % format::DTYPES, which = rest / format::DTYPES;
+    return {Kernel::Action(which % 2), (which & 2) != 0, (which & 4) != 0, uint8_t(dtype), uint8_t(shape)};
+}
+// Whether the image has it. What is stored has no shape, and is copied by one kernel on any number
+// of multiprocessors; shape dense has one kernel too.
+constexpr bool exists(Kernel k)
+{
+    if (k.action == Kernel::Action::PROBE)
+        return true;
+    if (k.whole && (k.dtype == format::DTYPE_FP64 || k.dtype == format::DTYPE_BYTES || k.shape == format::SHAPE_DENSE ||
+                    (k.few && k.shape == format::SHAPE_11238)))
+        return false;
+    if (k.few && (k.dtype == format::DTYPE_BYTES || k.shape == format::SHAPE_DENSE))
+        return false;
+    return (k.dtype == format::DTYPE_BYTES) == (k.shape == format::SHAPE_STORED);
+}
+std::string name_of(Kernel k);
+
+struct DeviceInfo {
+    uint32_t multiprocessors;
+    uint32_t shared_bytes; // shared memory of a multiprocessor
+    uint32_t few_threads;  // of a block of the kernels for few multiprocessors
+};
+
+// Loads the kernels into the context that is current when it is made. All functions that return a
+// status have said with fail() what went wrong. But for enter() and leave() they are called between
+// these two; any thread may call, one queue's streams and events by one thread at a time.
+class Driver {
+public:
+    virtual ~Driver() = default;
+
+    // Makes the own context current in the calling thread, and the one before again.
+    virtual zip_status_t enter() = 0;
+    virtual void leave() = 0;
+
+    virtual const DeviceInfo &info() const = 0;
+
+    virtual zip_status_t stream_create(void **stream_p) = 0;
+    virtual void stream_destroy(void *stream) = 0;
+    virtual zip_status_t stream_synchronize(void *stream) = 0;
+    virtual zip_status_t event_create(void **event_p) = 0;
+    virtual void event_destroy(void *event) = 0;
+    virtual zip_status_t event_record(void *event, void *stream) = 0;
+    // Whether all before the event is done; of one that was never recorded: true.
+    virtual zip_status_t event_query(void *event, bool *done_p) = 0;
+
+    virtual zip_status_t allocate_device(size_t size, void **memory_p) = 0;
+    virtual void free_device(void *memory) = 0;
+    virtual zip_status_t allocate_pinned(size_t size, void **memory_p) = 0;
+    virtual void free_pinned(void *memory) = 0;
+    virtual zip_status_t clear(void *device_memory, size_t size, void *stream) = 0;
+    virtual zip_status_t copy_to_device(void *device_memory, const void *pinned, size_t size,
+                                        void *stream) = 0;
+
+    // `filling`: with so much dynamic shared memory that a multiprocessor holds one block.
+    virtual zip_status_t launch(Kernel kernel, uint32_t blocks, uint32_t threads, bool filling,
+                                void *stream, const Launch &launch) = 0;
+};
+
+} // namespace zip::gpu
+#endif

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: BSD-3-Clause
+# What was built for GPUs: the back ends need no driver to be opened, and say what is missing where there is none.
+# usage: run_back_ends.sh BUILD
+set -u
+build=$(cd "$1" && pwd)
+failed=0
+
+check() { # NAME COMMAND...
+    local name=$1
+    shift
+    if "$@"; then
+        echo "ok - $name"
+    else
+        echo "not ok - $name"
+        failed=1
+    fi
+}
+
+links_no_driver() { ! readelf -d "$1" | grep -E 'NEEDED.*(libcuda|libcudart|libamdhip|libhsa)'; }
+exports_one_name() { [ "$(nm -D --defined-only "$1" | awk '{ print $3 }')" = zip_gpu_back_end ]; }
+
+found=0
+for kind in cuda hip; do
+    library=$build/src/kernels/$kind/.libs/libzip_$kind.so
+    [ -f "$library" ] || continue
+    found=1
+    check "libzip_$kind links no driver" links_no_driver "$library"
+    check "libzip_$kind exports one function" exports_one_name "$library"
+done
+[ $found = 1 ] || echo "ok - no back end was built: nothing to look at"
+
+exports_the_interface() {
+    local names
+    names=$(nm -D --defined-only "$build/src/kernels/.libs/libzipcodec.so" | awk '{ print $3 }')
+    for name in zip_codec_encode zip_codec_plan zip_dtype_name zip_shape_name zip_status_string zip_gpu_load; do
+        grep -qx "$name" <<<"$names" || { echo "# libzipcodec lacks $name"; return 1; }
+    done
+}
+check "libzipcodec exports its interface" exports_the_interface
+exit $failed

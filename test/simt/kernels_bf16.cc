@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The kernels of one type for the CPU's executor.
+#define ZIP_KERNEL_TYPE bf16
+#define ZIP_KERNEL_DTYPE BF16
+#define ZIP_KERNEL_BLOCKS 8
+#define ZIP_KERNEL_WHOLE
+#include "kernels/gpu/kernels.h"
