@@ -979,10 +979,12 @@ void write_level(TailWriter &tail, uint32_t n, uint32_t groups)
 }
 
 // Codes a tile: LEVEL1 at `level1`, the rest in `tail`, whole. `positions` are its exponents by
-// code position.
+// code position. Returns false if that takes `most` bytes of the tail or more; it may stop before
+// the end then.
 template <uint8_t kShape>
-void encode_shape(const TypeOps &type, const uint8_t *positions, uint32_t values,
-                  uint32_t group_blocks, const RankTable &table, uint8_t *level1, TailWriter &tail)
+bool encode_shape(const TypeOps &type, const uint8_t *positions, uint32_t values,
+                  uint32_t group_blocks, const RankTable &table, uint32_t most, uint8_t *level1,
+                  TailWriter &tail)
 {
     constexpr ShapeTraits S = shape_traits(kShape);
     constexpr uint32_t w1 = S.width[0];
@@ -1052,6 +1054,8 @@ void encode_shape(const TypeOps &type, const uint8_t *positions, uint32_t values
             raw_at.visit([&](uint32_t i, uint32_t position) { raw[i] = exponents[position]; });
             tail.raws += raw_at.size();
         }
+        if (HWY_UNLIKELY(S.width[1] * escaped.size() / 8 + tail.raws >= most))
+            return false; // whatever follows, the tail does not get shorter
         if constexpr (S.counts != 0) {
             if (b % group_blocks == group_blocks - 1 || b == blocks - 1)
                 tail.end[0][b / group_blocks] = S.levels > 1 ? escaped.size() : tail.raws;
@@ -1064,6 +1068,7 @@ void encode_shape(const TypeOps &type, const uint8_t *positions, uint32_t values
     const uint32_t at = uint32_t(div_up(tail.bits, 8));
     memcpy(tail.bytes + at, tail.raw, tail.raws);
     memset(tail.bytes + at + tail.raws, 0, TAIL_WORD - 1);
+    return coded_tail_words(tail.bits, tail.raws) * TAIL_WORD < most;
 }
 
 // A coded tile's part of the tail while it is read. Works on a private copy, since escapes are
@@ -1301,8 +1306,8 @@ bool decode_shape(const CodedTile &tile, TailReader &tail, uint8_t *positions)
 }
 
 struct ShapeOps {
-    void (*encode)(const TypeOps &, const uint8_t *, uint32_t, uint32_t, const RankTable &,
-                   uint8_t *, TailWriter &);
+    bool (*encode)(const TypeOps &, const uint8_t *, uint32_t, uint32_t, const RankTable &,
+                   uint32_t, uint8_t *, TailWriter &);
     bool (*decode)(const CodedTile &, TailReader &, uint8_t *);
 };
 
@@ -1468,7 +1473,6 @@ private:
     bool count_range(uint16_t (&counts)[256], uint64_t (&present)[4])
     {
         const Bytes d8;
-        const Doubles d64;
         const uint32_t step = uint32_t(hn::Lanes(d8));
         const uint32_t end = size_ / step * step;
         const ByteVec one = hn::Set(d8, 1);
@@ -1488,15 +1492,21 @@ private:
         const auto count = [&](uint32_t s) {
             const ByteVec symbol = hn::Set(d8, uint8_t(s));
             uint32_t n = 0;
+#if HWY_TARGET <= HWY_AVX3
+            for (uint32_t i = 0; i < end; i += step) // masks are in registers of their own
+                n += uint32_t(hn::CountTrue(d8, hn::Eq(hn::Load(d8, symbol_ + i), symbol)));
+#else
             for (uint32_t i = 0; i < end;) {
                 ByteVec equal = hn::Zero(d8); // minus the lane's count
                 const uint32_t part = std::min(end, i + 255 * step);
                 for (; i < part; i += step)
                     equal = hn::Add(equal,
                                     hn::VecFromMask(d8, hn::Eq(hn::Load(d8, symbol_ + i), symbol)));
+                const hn::Repartition<uint64_t, Bytes> d64;
                 n += uint32_t(hn::GetLane(
                         hn::SumOfLanes(d64, hn::SumsOf8(hn::Sub(hn::Zero(d8), equal)))));
             }
+#endif
             set(counts, present, s, n);
         };
         count(0);
@@ -1697,10 +1707,9 @@ size_t EncodeTiles(Coding coding, const uint8_t *src, size_t length, uint8_t *ds
         const uint32_t group_blocks = group_values(coding) / BLOCK_VALUES;
         if (coded) {
             ranked = sample.rank(coding.shape);
-            ops.encode(type, positions, values, group_blocks, RankTable(ranked), level1, tail);
-            const uint32_t coded_words = coded_tail_words(tail.bits, tail.raws);
-            coded = coded_words < words;
-            words = coded ? coded_words : words;
+            coded = ops.encode(type, positions, values, group_blocks, RankTable(ranked),
+                               words * TAIL_WORD, level1, tail);
+            words = coded ? coded_tail_words(tail.bits, tail.raws) : words;
         }
         if (l.tail + header.tail_length + words * TAIL_WORD >= limit)
             return 0;
