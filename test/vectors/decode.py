@@ -147,7 +147,7 @@ class Decoder:
         at = HEADER.size
         for name, size in sizes.items():
             at = -(-at // 16) * 16
-            if size > len(self.chunk) - at and (size > 0 or name == "TAIL"):
+            if size > len(self.chunk) - at:
                 raise Refused(5, f"section {name} does not fit in the {len(self.chunk)} bytes")
             self.section[name] = self.chunk[at:at + size]
             at += size
@@ -244,8 +244,8 @@ class Decoder:
         raw_at = -(-at // 8)
         symbol[active] = np.frombuffer(part[raw_at:raw_at + len(active)], np.uint8)
         if self.type.name == "fp64":
-            return np.select([symbol == 0, symbol == 255], [0, 2047], base + symbol)
-        return symbol
+            return np.where(symbol == 0, 0, np.where(symbol == 255, 2047, base + symbol))
+        return symbol & 2**self.type.e - 1
 
     @staticmethod
     def check_length(tile, part, bits, raw_symbols):
