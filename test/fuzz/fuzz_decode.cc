@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A chunk of any bytes: nothing is read or written out of bounds, and both decoders of the host say the same.
+// A chunk of any bytes: nothing is read or written out of bounds, and both decoders of the host say
+// the same.
 #include <cstring>
 
 #include "fuzz/targets.h"
@@ -14,9 +15,9 @@ constexpr uint64_t MAX_LENGTH = 1 << 20; // of an original, or memory and time w
 
 } // namespace
 
-// Control: byte 0, bit 0: the expected length is in bytes 1 and 2, else what the chunk says; bits 4 to 7: misalignment of the chunk;
-// byte 3, bits 0 to 3: of the original.
-void decode(const uint8_t *data, size_t size)
+// Control: byte 0, bit 0: the expected length is in bytes 1 and 2, else what the chunk says; bits 4
+// to 7: misalignment of the chunk; byte 3, bits 0 to 3: of the original.
+void fuzz_decode(const uint8_t *data, size_t size)
 {
     if (size < CONTROL_BYTES)
         return;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Any bytes as values of any type come back, both encoders make the same chunk, and it is as long as it was said to be.
+// Any bytes as values of any type come back, both encoders make the same chunk, and it is as long
+// as it was said to be.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -28,9 +29,9 @@ void expect_decoded(uint8_t *chunk, size_t size, const std::vector<uint8_t> &ori
 
 } // namespace
 
-// Control: byte 0: type; byte 1: shape; byte 2: bit 0: small tiles, bits 4 to 7: misalignments; byte 3: how often the bytes behind
-// follow each other, as mutations make no input that is long.
-void round_trip(const uint8_t *data, size_t size)
+// Control: byte 0: type; byte 1: shape; byte 2: bit 0: small tiles, bits 4 to 7: misalignments;
+// byte 3: how often the bytes behind follow each other, as mutations make no input that is long.
+void fuzz_round_trip(const uint8_t *data, size_t size)
 {
     if (size < CONTROL_BYTES)
         return;

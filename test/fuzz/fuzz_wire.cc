@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a peer sends: the parsers read nothing outside it, and what they let through is what it says it is.
+// What a peer sends: the parsers read nothing outside it, and what they let through is what it says
+// it is.
 #include <cstring>
 
 #include "fuzz/targets.h"
@@ -26,13 +27,19 @@ unsigned sum(const wire::Slots &slots)
     return total;
 }
 
+// What was read is not optimized away.
+void use(unsigned total)
+{
+    [[maybe_unused]] static volatile unsigned sink;
+    sink = total;
+}
+
 } // namespace
 
-// Control: byte 0: what it is; byte 1: length of the transport's part, or of the key, that is expected; byte 2: bits 4 to 7:
-// misalignment, the others with byte 3: the least slot size.
-void wire(const uint8_t *input, size_t size)
+// Control: byte 0: what it is; byte 1: length of the transport's part, or of the key, that is
+// expected; byte 2: bits 4 to 7: misalignment, the others with byte 3: the least slot size.
+void fuzz_wire(const uint8_t *input, size_t size)
 {
-    using namespace zip::wire;
     if (size < CONTROL_BYTES)
         return;
     const size_t length = size - CONTROL_BYTES, expected = input[1];
@@ -41,90 +48,90 @@ void wire(const uint8_t *input, size_t size)
     uint8_t *const data = memory.get();
     if (length > 0)
         memcpy(data, input + CONTROL_BYTES, length);
-    volatile unsigned used = 0; // what was read is not optimized away
     const auto begins_with = [&](const auto &head) {
         return length >= sizeof(head) && memcmp(&head, data, sizeof(head)) == 0;
     };
 
     switch (input[0] % 9) {
     case 0: {
-        Request request;
-        if (parse(data, length, request)) {
+        wire::Request request;
+        if (wire::parse(data, length, request)) {
             check(begins_with(request), "a request is what was sent");
-            check(request.wanted > 0 && request.wanted <= MAX_SLOTS_A_MESSAGE,
+            check(request.wanted > 0 && request.wanted <= wire::MAX_SLOTS_A_MESSAGE,
                   "a request wants as many slots as a message has");
         }
         break;
     }
     case 1: {
-        GrantView grant;
-        if (parse(data, length, least_slot, expected, grant)) {
+        wire::GrantView grant;
+        if (wire::parse(data, length, least_slot, expected, grant)) {
             check(begins_with(grant.head), "a grant is what was sent");
             check(grant.slots.count() == grant.head.count && grant.head.count > 0 &&
-                          grant.head.count <= MAX_SLOTS_A_MESSAGE && grant.head.slot_count > 0 &&
-                          grant.head.slot_size >= least_slot,
+                          grant.head.count <= wire::MAX_SLOTS_A_MESSAGE &&
+                          grant.head.slot_count > 0 && grant.head.slot_size >= least_slot,
                   "a grant has slots");
             check(grant.head.rkey_length == expected, "a grant's key is as long as expected");
-            used = sum(grant.slots) + sum(grant.key, grant.head.rkey_length);
+            use(sum(grant.slots) + sum(grant.key, grant.head.rkey_length));
         }
         break;
     }
     case 2: {
-        SlotsView message;
-        if (parse(data, length, message)) {
+        wire::SlotsView message;
+        if (wire::parse(data, length, message)) {
             check(begins_with(message.head), "slots are what was sent");
             check(message.slots.count() == message.head.count &&
-                          message.head.count <= MAX_SLOTS_A_MESSAGE,
+                          message.head.count <= wire::MAX_SLOTS_A_MESSAGE,
                   "there are as many slots as it says");
-            used = sum(message.slots);
+            use(sum(message.slots));
         }
         break;
     }
     case 3: {
-        SegmentView segment;
-        if (parse(data, length, segment)) {
+        wire::SegmentView segment;
+        if (wire::parse(data, length, segment)) {
             check(begins_with(segment.head), "a segment is what was sent");
-            check((segment.inline_data != nullptr) == (segment.head.slot == Segment::INLINE),
+            check((segment.inline_data != nullptr) == (segment.head.slot == wire::Segment::INLINE),
                   "a segment is in a slot or in the message");
             if (segment.inline_data != nullptr)
-                used = sum(segment.inline_data, segment.head.length);
+                use(sum(segment.inline_data, segment.head.length));
         }
         break;
     }
     case 4: {
-        Get get;
-        if (parse(data, length, get))
+        wire::Get get;
+        if (wire::parse(data, length, get))
             check(begins_with(get) && get.length > 0, "a get is what was sent");
         break;
     }
     case 5: {
-        EpAddressView address;
-        if (parse(data, length, expected, address)) {
+        wire::EpAddressView address;
+        if (wire::parse(data, length, expected, address)) {
             check(begins_with(address.head) && address.head.version.matches() &&
                           address.head.lower_length == expected,
                   "an endpoint's address is what was sent");
-            used = sum(address.lower, address.head.lower_length);
+            use(sum(address.lower, address.head.lower_length));
         }
         break;
     }
     case 6: {
-        RkeyView rkey;
-        if (parse(data, length, expected, rkey)) {
-            check(begins_with(rkey.head) && rkey.head.version.matches(),
-                  "a key is what was sent");
+        wire::RkeyView rkey;
+        if (wire::parse(data, length, expected, rkey)) {
+            check(begins_with(rkey.head) && rkey.head.version.matches(), "a key is what was sent");
             if (rkey.lower != nullptr) {
                 check(rkey.head.lower_length == expected, "a key below is as long as expected");
-                used = sum(rkey.lower, rkey.head.lower_length);
+                use(sum(rkey.lower, rkey.head.lower_length));
             }
         }
         break;
     }
     case 7: {
-        const IfaceAddress own = {
-                {}, transport_id("tcp"), uint8_t(input[3] & 1), static_cast<uint8_t>(expected)};
-        if (reach(data, length, own) == Reach::YES) {
+        const wire::IfaceAddress own = {{},
+                                        wire::transport_id("tcp"),
+                                        uint8_t(input[3] & 1),
+                                        static_cast<uint8_t>(expected)};
+        if (wire::reach(data, length, own) == wire::Reach::YES) {
             check(begins_with(own), "who is reached is like this side");
-            used = sum(reinterpret_cast<char *>(data) + sizeof(own), own.lower_length);
+            use(sum(reinterpret_cast<char *>(data) + sizeof(own), own.lower_length));
         }
         break;
     }
@@ -136,7 +143,7 @@ void wire(const uint8_t *input, size_t size)
         using Wide = unsigned __int128;
         if (Wide(n[2]) + n[3] > UINT64_MAX)
             break; // no region is there
-        check(inside(n[0], n[1], n[2], n[3]) ==
+        check(wire::inside(n[0], n[1], n[2], n[3]) ==
                       (n[0] >= n[2] && Wide(n[0]) + n[1] <= Wide(n[2]) + n[3]),
               "a piece is inside a region or not");
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Inputs for the fuzzers to begin with, made of the conformance vectors and of messages that are right.
+// Inputs for the fuzzers to begin with, made of the conformance vectors and of messages that are
+// right.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -46,7 +47,8 @@ void chunks(const fs::path &vectors, const fs::path &out)
         if (zip_codec_inspect(chunk.data(), chunk.size(), &info) != ZIP_OK)
             continue;
         Bytes original(info.original_length);
-        if (zip_codec_decode(chunk.data(), chunk.size(), original.data(), original.size()) == ZIP_OK)
+        if (zip_codec_decode(chunk.data(), chunk.size(), original.data(), original.size()) ==
+            ZIP_OK)
             write(out / "round_trip" / name,
                   {uint8_t(info.coding.dtype), uint8_t(info.coding.shape),
                    uint8_t(info.coding.small_tiles)},
@@ -66,40 +68,39 @@ Bytes message(const Head &head, size_t more = 0)
 // `kind` is the number of the message in fuzz_wire.cc.
 void messages(const fs::path &out)
 {
-    using namespace zip::wire;
     constexpr uint8_t LOWER = 9; // bytes of a key or address of a transport below
     const auto seed = [&](const char *name, uint8_t kind, const Bytes &body) {
         write(out / "wire" / name, {kind, LOWER}, body);
     };
-    Request request{};
+    wire::Request request{};
     request.wanted = 8;
     seed("request", 0, message(request));
-    Grant grant{};
+    wire::Grant grant{};
     grant.slot_size = 16384;
     grant.slot_count = 64;
     grant.count = 3;
     grant.rkey_length = LOWER;
     seed("grant", 1, message(grant, 3 * sizeof(uint32_t) + LOWER));
-    Ack ack{};
+    wire::Ack ack{};
     ack.count = 5;
     seed("ack", 2, message(ack, 5 * sizeof(uint32_t)));
-    Segment segment{};
+    wire::Segment segment{};
     segment.length = 1000;
     segment.encoded_length = 700;
     seed("segment", 3, message(segment));
-    segment.slot = Segment::INLINE;
+    segment.slot = wire::Segment::INLINE;
     segment.length = segment.encoded_length = 20;
     seed("inline", 3, message(segment, 20));
-    Get get{};
+    wire::Get get{};
     get.length = 1;
     seed("get", 4, message(get));
-    EpAddress ep{};
+    wire::EpAddress ep{};
     ep.lower_length = LOWER;
     seed("ep-address", 5, message(ep, LOWER));
-    Rkey rkey{};
+    wire::Rkey rkey{};
     rkey.lower_length = LOWER;
     seed("rkey", 6, message(rkey, LOWER));
-    const IfaceAddress iface = {{}, transport_id("tcp"), 0, LOWER};
+    const wire::IfaceAddress iface = {{}, wire::transport_id("tcp"), 0, LOWER};
     seed("iface-address", 7, message(iface, LOWER));
     const uint64_t region[4] = {0x1000, 16, 0x1000, 4096};
     seed("region", 8, message(region));
@@ -111,7 +112,8 @@ void messages(const fs::path &out)
 int main(int argc, char **argv)
 {
     if (argc != 3) {
-        fprintf(stderr, "usage: make_seeds VECTORS OUT\nWrites inputs for each fuzzer to a folder of its own in OUT.\n");
+        fprintf(stderr, "usage: make_seeds VECTORS OUT\nWrites inputs for each fuzzer to a folder "
+                        "of its own in OUT.\n");
         return 2;
     }
     const std::filesystem::path out = argv[2];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What is fuzzed: functions that take any bytes and abort if a promise is broken. libFuzzer drives them (fuzzer_main.cc), and so does
-// GoogleTest, with what libFuzzer has found (test_fuzz_found.cc).
+// What is fuzzed: functions that take any bytes and abort if a promise is broken. libFuzzer drives
+// them (fuzzer_main.cc), and so does GoogleTest, with what libFuzzer has found
+// (test_fuzz_found.cc).
 #ifndef ZIP_FUZZ_TARGETS_H
 #define ZIP_FUZZ_TARGETS_H
 
@@ -16,11 +17,11 @@ namespace zip::fuzz {
 constexpr size_t CONTROL_BYTES = 4;
 
 // A chunk of any bytes: the decoders and the header's validation.
-void decode(const uint8_t *data, size_t size);
+void fuzz_decode(const uint8_t *data, size_t size);
 // Any bytes as values of any type: encoders, decoders and the plan.
-void round_trip(const uint8_t *data, size_t size);
+void fuzz_round_trip(const uint8_t *data, size_t size);
 // Messages, addresses and keys of a peer.
-void wire(const uint8_t *data, size_t size);
+void fuzz_wire(const uint8_t *data, size_t size);
 
 inline void check(bool holds, const char *promise)
 {
@@ -30,7 +31,8 @@ inline void check(bool holds, const char *promise)
     }
 }
 
-// Exactly `size` bytes that end where AddressSanitizer watches, `misalignment` bytes off a multiple of 16.
+// Exactly `size` bytes that end where AddressSanitizer watches, `misalignment` bytes off a multiple
+// of 16.
 class ExactMemory {
 public:
     ExactMemory(size_t size, size_t misalignment, uint8_t fill)

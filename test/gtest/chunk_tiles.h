@@ -111,6 +111,9 @@ inline std::string chunk_difference(const void *chunk_a, size_t size_a, const vo
             return std::string(sections[s].first) + ", byte " +
                    std::to_string(differs - a.at(begin)) + " of " + std::to_string(n);
     }
+    const uint64_t headers_end = l.tile_headers + sizeof(uint64_t) * l.tiles;
+    if (memcmp(a.at(headers_end), b.at(headers_end), l.symbols - headers_end) != 0)
+        return "bytes behind TILES";
     for (uint64_t t = 0; t < l.tiles; ++t) {
         const std::string tile = "tile " + std::to_string(t) + " of " + std::to_string(l.tiles);
         if (a.mode(t) != b.mode(t))

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What the fuzzers have found once (test/fuzz/found) is not found again. An input that breaks a promise ends the program.
+// What the fuzzers have found once (test/fuzz/found) is not found again. An input that breaks a
+// promise ends the program.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -31,17 +32,17 @@ void replay(const char *name, Target target)
 
 TEST(FuzzFound, Decode)
 {
-    replay("decode", fuzz::decode);
+    replay("decode", fuzz::fuzz_decode);
 }
 
 TEST(FuzzFound, RoundTrip)
 {
-    replay("round_trip", fuzz::round_trip);
+    replay("round_trip", fuzz::fuzz_round_trip);
 }
 
 TEST(FuzzFound, Wire)
 {
-    replay("wire", fuzz::wire);
+    replay("wire", fuzz::fuzz_wire);
 }
 
 } // namespace

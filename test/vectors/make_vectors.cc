@@ -265,15 +265,14 @@ void types_and_shapes(Vectors &v)
 {
     for (uint8_t dtype = BF16; dtype <= E5M2; ++dtype) {
         for (uint8_t shape = format::SHAPE_22228; shape <= format::SHAPE_DENSE; ++shape) {
-            // small tiles where values are long and one shape has shown whole ones: to keep the
-            // folder small
+            // To keep the folder small, types of 4 and 8 bytes show one whole tile, and fp32 a
+            // small one.
             const bool is_long = format::value_size(dtype) > 2;
-            const bool small =
-                    is_long && shape != format::SHAPE_DENSE && shape != format::SHAPE_22228;
-            // values behind the last full tile: a last block of 25 words or 5
-            const uint32_t more = is_long ? 150 : 777;
+            const bool small = dtype == FP32 && shape == format::SHAPE_11238;
+            const bool full_tile = !is_long || small || shape == format::SHAPE_22228;
             const format::Coding c = {dtype, shape, small};
-            const bool full_tile = !(is_long && shape == format::SHAPE_DENSE);
+            // behind the last full tile: a last block of 25 words or 5
+            const uint32_t more = is_long ? 150 : 777;
             const uint32_t values = (full_tile ? format::tile_values(c) : 2048) + more;
             v.encoded(name_of(c), c,
                       make_original(dtype, values, bell(dtype), format::value_size(dtype) / 2),
@@ -763,19 +762,18 @@ void bad_tiles(Vectors &v)
 
 int main(int argc, char **argv)
 {
-    using namespace zip::test; // NOLINT: the program is part of it
     if (argc != 2 || argv[1][0] == '-') {
         fprintf(stderr, "usage: make_vectors DIR\nWrites the conformance vectors of the chunk's "
                         "format, and their index, to DIR.\n");
         return 2;
     }
-    Vectors vectors(argv[1]);
-    types_and_shapes(vectors);
-    lengths(vectors);
-    contents(vectors);
-    liberties(vectors);
-    bad_headers(vectors);
-    bad_tiles(vectors);
+    zip::test::Vectors vectors(argv[1]);
+    zip::test::types_and_shapes(vectors);
+    zip::test::lengths(vectors);
+    zip::test::contents(vectors);
+    zip::test::liberties(vectors);
+    zip::test::bad_headers(vectors);
+    zip::test::bad_tiles(vectors);
     vectors.write_index();
     return 0;
 }
