@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: BSD-3-Clause
 """Decodes a chunk of format version 1. Written from src/kernels/format.md alone, to keep that document honest: the names, the order and
 the section numbers are the document's. It checks all that section 8 asks for, and nothing else; speed is no aim.
