@@ -34,6 +34,15 @@ void use(unsigned total)
     sink = total;
 }
 
+template <class T>
+void expect_read(const uint8_t *data, size_t length)
+{
+    T value;
+    const bool good = wire::read(data, length, value);
+    check(good == (length >= sizeof(T)), "what is long enough is read");
+    check(!good || memcmp(&value, data, sizeof(T)) == 0, "what is read is what was sent");
+}
+
 } // namespace
 
 // Control: byte 0: what it is; byte 1: length of the transport's part, or of the key, that is
@@ -52,7 +61,7 @@ void fuzz_wire(const uint8_t *input, size_t size)
         return length >= sizeof(head) && memcmp(&head, data, sizeof(head)) == 0;
     };
 
-    switch (input[0] % 9) {
+    switch (input[0] % 12) {
     case 0: {
         wire::Request request;
         if (wire::parse(data, length, request)) {
@@ -135,7 +144,7 @@ void fuzz_wire(const uint8_t *input, size_t size)
         }
         break;
     }
-    default: { // bounds of a region
+    case 8: { // bounds of a region
         uint64_t n[4];
         if (length < sizeof(n))
             break;
@@ -146,7 +155,16 @@ void fuzz_wire(const uint8_t *input, size_t size)
         check(wire::inside(n[0], n[1], n[2], n[3]) ==
                       (n[0] >= n[2] && Wide(n[0]) + n[1] <= Wide(n[2]) + n[3]),
               "a piece is inside a region or not");
+        break;
     }
+    case 9:
+        expect_read<wire::Header>(data, length);
+        break;
+    case 10:
+        expect_read<wire::Refuse>(data, length);
+        break;
+    default:
+        expect_read<wire::Decline>(data, length);
     }
 }
 

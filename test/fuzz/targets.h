@@ -23,6 +23,13 @@ void fuzz_round_trip(const uint8_t *data, size_t size);
 // Messages, addresses and keys of a peer.
 void fuzz_wire(const uint8_t *data, size_t size);
 
+struct Target {
+    const char *name;
+    void (*run)(const uint8_t *data, size_t size);
+};
+constexpr Target TARGETS[] = {
+        {"decode", fuzz_decode}, {"round_trip", fuzz_round_trip}, {"wire", fuzz_wire}};
+
 inline void check(bool holds, const char *promise)
 {
     if (!holds) {
