@@ -84,8 +84,9 @@ void fuzz_round_trip(const uint8_t *data, size_t size)
           "inspect knows the lengths of what was encoded");
     expect_decoded(scalar.get(), scalar_size, original, misalignment ^ 10);
 
-    // Coded though it may not gain, as a GPU's encoder does.
-    if (coding.dtype == ZIP_DTYPE_BYTES || coding.dtype == ZIP_DTYPE_AUTO)
+    // Coded though it does not gain, as a GPU's encoder does.
+    if (coding.dtype == ZIP_DTYPE_BYTES || coding.dtype == ZIP_DTYPE_AUTO ||
+        info.coding.dtype != ZIP_DTYPE_BYTES)
         return;
     const format::Coding forced = {
             uint8_t(coding.dtype),
