@@ -43,26 +43,55 @@ void expect_read(const uint8_t *data, size_t length)
     check(!good || memcmp(&value, data, sizeof(T)) == 0, "what is read is what was sent");
 }
 
+// Makes what a message says of its length agree with the length it has: mutations seldom change
+// both.
+template <class Head, class Change>
+void fit(uint8_t *data, size_t length, size_t behind, Change change)
+{
+    Head head;
+    if (!wire::read(data, length, head) || length - sizeof(head) < behind)
+        return;
+    change(head, length - sizeof(head) - behind);
+    memcpy(data, &head, sizeof(head));
+}
+
 } // namespace
 
 // Control: byte 0: what it is; byte 1: length of the transport's part, or of the key, that is
-// expected; byte 2: bits 4 to 7: misalignment, the others with byte 3: the least slot size.
+// expected; byte 2: bits 4 to 7: misalignment, bit 3: its lengths agree, bits 0 to 2 with byte 3:
+// the least slot size.
 void fuzz_wire(const uint8_t *input, size_t size)
 {
     if (size < CONTROL_BYTES)
         return;
     const size_t length = size - CONTROL_BYTES, expected = input[1];
-    const size_t least_slot = input[3] | (input[2] & 15) << 8;
+    const size_t least_slot = input[3] | (input[2] & 7) << 8;
     ExactMemory memory(length, input[2] >> 4, 0);
     uint8_t *const data = memory.get();
     if (length > 0)
         memcpy(data, input + CONTROL_BYTES, length);
+    if ((input[2] & 8) != 0) {
+        if (input[0] % KINDS == GRANT)
+            fit<wire::Grant>(data, length, expected, [&](wire::Grant &head, size_t slots) {
+                head.count = uint32_t(slots / sizeof(uint32_t));
+                head.rkey_length = uint32_t(expected);
+            });
+        if (input[0] % KINDS == SLOTS)
+            fit<wire::Ack>(data, length, 0, [](wire::Ack &head, size_t slots) {
+                head.count = uint32_t(slots / sizeof(uint32_t));
+            });
+        if (input[0] % KINDS == SEGMENT)
+            fit<wire::Segment>(data, length, 0, [](wire::Segment &head, size_t bytes) {
+                head.slot = wire::Segment::INLINE;
+                head.length = head.encoded_length = uint32_t(bytes);
+            });
+    }
     const auto begins_with = [&](const auto &head) {
         return length >= sizeof(head) && memcmp(&head, data, sizeof(head)) == 0;
     };
 
-    switch (input[0] % 12) {
-    case 0: {
+    switch (input[0] % KINDS) {
+    case REQUEST: {
         wire::Request request;
         if (wire::parse(data, length, request)) {
             check(begins_with(request), "a request is what was sent");
@@ -71,7 +100,7 @@ void fuzz_wire(const uint8_t *input, size_t size)
         }
         break;
     }
-    case 1: {
+    case GRANT: {
         wire::GrantView grant;
         if (wire::parse(data, length, least_slot, expected, grant)) {
             check(begins_with(grant.head), "a grant is what was sent");
@@ -84,7 +113,7 @@ void fuzz_wire(const uint8_t *input, size_t size)
         }
         break;
     }
-    case 2: {
+    case SLOTS: {
         wire::SlotsView message;
         if (wire::parse(data, length, message)) {
             check(begins_with(message.head), "slots are what was sent");
@@ -95,7 +124,7 @@ void fuzz_wire(const uint8_t *input, size_t size)
         }
         break;
     }
-    case 3: {
+    case SEGMENT: {
         wire::SegmentView segment;
         if (wire::parse(data, length, segment)) {
             check(begins_with(segment.head), "a segment is what was sent");
@@ -106,13 +135,13 @@ void fuzz_wire(const uint8_t *input, size_t size)
         }
         break;
     }
-    case 4: {
+    case GET: {
         wire::Get get;
         if (wire::parse(data, length, get))
             check(begins_with(get) && get.length > 0, "a get is what was sent");
         break;
     }
-    case 5: {
+    case EP_ADDRESS: {
         wire::EpAddressView address;
         if (wire::parse(data, length, expected, address)) {
             check(begins_with(address.head) && address.head.version.matches() &&
@@ -122,7 +151,7 @@ void fuzz_wire(const uint8_t *input, size_t size)
         }
         break;
     }
-    case 6: {
+    case RKEY: {
         wire::RkeyView rkey;
         if (wire::parse(data, length, expected, rkey)) {
             check(begins_with(rkey.head) && rkey.head.version.matches(), "a key is what was sent");
@@ -133,7 +162,7 @@ void fuzz_wire(const uint8_t *input, size_t size)
         }
         break;
     }
-    case 7: {
+    case IFACE_ADDRESS: {
         const wire::IfaceAddress own = {{},
                                         wire::transport_id("tcp"),
                                         uint8_t(input[3] & 1),
@@ -144,7 +173,7 @@ void fuzz_wire(const uint8_t *input, size_t size)
         }
         break;
     }
-    case 8: { // bounds of a region
+    case REGION: {
         uint64_t n[4];
         if (length < sizeof(n))
             break;
@@ -157,13 +186,13 @@ void fuzz_wire(const uint8_t *input, size_t size)
               "a piece is inside a region or not");
         break;
     }
-    case 9:
+    case HEADER:
         expect_read<wire::Header>(data, length);
         break;
-    case 10:
+    case REFUSE:
         expect_read<wire::Refuse>(data, length);
         break;
-    default:
+    case DECLINE:
         expect_read<wire::Decline>(data, length);
     }
 }

@@ -33,6 +33,7 @@ void add_chunks(const fs::path &vectors, std::vector<Seed> &seeds)
         std::ifstream in(entry.path(), std::ios::binary);
         const Bytes chunk{std::istreambuf_iterator<char>(in), {}};
         seeds.push_back({"decode", name, input({}, chunk)});
+        seeds.push_back({"decode", name + "-fit", input({2}, chunk)});
         zip_chunk_info_t info;
         if (zip_codec_inspect(chunk.data(), chunk.size(), &info) != ZIP_OK)
             continue;
@@ -55,48 +56,49 @@ Bytes message(const Head &head, size_t more = 0)
     return all;
 }
 
-// `kind` is the number of the message in fuzz_wire.cc.
 void add_messages(std::vector<Seed> &seeds)
 {
     constexpr uint8_t LOWER = 9; // bytes of a key or address of a transport below
-    const auto seed = [&](const char *name, uint8_t kind, const Bytes &body) {
+    const auto seed = [&](const char *name, WireKind kind, const Bytes &body) {
         seeds.push_back({"wire", name, input({kind, LOWER}, body)});
     };
     wire::Request request{};
     request.wanted = 8;
-    seed("request", 0, message(request));
+    seed("request", REQUEST, message(request));
     wire::Grant grant{};
     grant.slot_size = 16384;
     grant.slot_count = 64;
     grant.count = 3;
     grant.rkey_length = LOWER;
-    seed("grant", 1, message(grant, 3 * sizeof(uint32_t) + LOWER));
+    seed("grant", GRANT, message(grant, 3 * sizeof(uint32_t) + LOWER));
     wire::Ack ack{};
     ack.count = 5;
-    seed("ack", 2, message(ack, 5 * sizeof(uint32_t)));
+    seed("ack", SLOTS, message(ack, 5 * sizeof(uint32_t)));
+    ack.count = wire::MAX_SLOTS_A_MESSAGE;
+    seed("ack-full", SLOTS, message(ack, wire::MAX_SLOTS_A_MESSAGE * sizeof(uint32_t)));
     wire::Segment segment{};
     segment.length = 1000;
     segment.encoded_length = 700;
-    seed("segment", 3, message(segment));
+    seed("segment", SEGMENT, message(segment));
     segment.slot = wire::Segment::INLINE;
     segment.length = segment.encoded_length = 20;
-    seed("inline", 3, message(segment, 20));
+    seed("inline", SEGMENT, message(segment, 20));
     wire::Get get{};
     get.length = 1;
-    seed("get", 4, message(get));
+    seed("get", GET, message(get));
     wire::EpAddress ep{};
     ep.lower_length = LOWER;
-    seed("ep-address", 5, message(ep, LOWER));
+    seed("ep-address", EP_ADDRESS, message(ep, LOWER));
     wire::Rkey rkey{};
     rkey.lower_length = LOWER;
-    seed("rkey", 6, message(rkey, LOWER));
+    seed("rkey", RKEY, message(rkey, LOWER));
     const wire::IfaceAddress iface = {{}, wire::transport_id("tcp"), 0, LOWER};
-    seed("iface-address", 7, message(iface, LOWER));
+    seed("iface-address", IFACE_ADDRESS, message(iface, LOWER));
     const uint64_t region[4] = {0x1000, 16, 0x1000, 4096};
-    seed("region", 8, message(region));
-    seed("header", 9, message(wire::Header{}));
-    seed("refuse", 10, message(wire::Refuse{}));
-    seed("decline", 11, message(wire::Decline{}));
+    seed("region", REGION, message(region));
+    seed("header", HEADER, message(wire::Header{}));
+    seed("refuse", REFUSE, message(wire::Refuse{}));
+    seed("decline", DECLINE, message(wire::Decline{}));
 }
 
 } // namespace

@@ -21,6 +21,21 @@ void fuzz_decode(const uint8_t *data, size_t size);
 // Any bytes as values of any type: encoders, decoders and the plan.
 void fuzz_round_trip(const uint8_t *data, size_t size);
 // Messages, addresses and keys of a peer.
+enum WireKind : uint8_t {
+    REQUEST,
+    GRANT,
+    SLOTS, // an acknowledgement or a return
+    SEGMENT,
+    GET,
+    EP_ADDRESS,
+    RKEY,
+    IFACE_ADDRESS,
+    REGION, // bounds
+    HEADER,
+    REFUSE,
+    DECLINE,
+    KINDS
+};
 void fuzz_wire(const uint8_t *data, size_t size);
 
 struct Target {
