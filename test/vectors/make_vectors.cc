@@ -71,7 +71,7 @@ Exponents any(uint8_t dtype)
     return [e](uint32_t, Random &random) { return uint32_t(random() >> (64 - e)); };
 }
 
-Exponents one_of(std::vector<uint32_t> exponents)
+Exponents one_of(const std::vector<uint32_t> &exponents)
 {
     return [exponents](uint32_t, Random &random) { return exponents[random() % exponents.size()]; };
 }
