@@ -97,9 +97,9 @@ TEST_P(CodecKinds, round_trip)
 {
     const auto [coding, kind] = GetParam();
     const size_t size = zip_dtype_size(coding.dtype);
-    RoundTrip trip(20001 * size);
+    RoundTrip trip(9101 * size);
     size_t shift = 0;
-    for (size_t values : {1, 2, 31, 64, 600, 1030, 3000, 8192, 20000}) {
+    for (size_t values : {1, 2, 31, 64, 600, 1030, 3000, 8192, 9100}) {
         SCOPED_TRACE(values);
         const size_t n = values * size + shift % size;
         trip.check(coding, make_data(kind, coding.dtype, n), n % 3 == 0, shift);
@@ -187,7 +187,8 @@ TEST_P(Codings, all_targets_give_the_same_chunk)
             size_t expected_size, chunk_size;
             ASSERT_EQ(ZIP_OK, cpu::encode(Coder::SCALAR, coding(), data.data(), data.size(),
                                           expected.data(), expected.size(), &expected_size));
-            for (int64_t targets = hwy::SupportedTargets(); targets != 0; targets &= targets - 1) {
+            for (int64_t targets = hwy::SupportedTargets() & HWY_TARGETS; targets != 0;
+                 targets &= targets - 1) {
                 SCOPED_TRACE(hwy::TargetName(targets & -targets));
                 hwy::SetSupportedTargetsForTest(targets & -targets);
                 hwy::GetChosenTarget().Update(hwy::SupportedTargets());

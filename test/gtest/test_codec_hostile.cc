@@ -131,7 +131,7 @@ TEST_P(CodecHostile, any_bit_of_counts_tile_headers_and_symbols)
     for (Data kind : {Data::NORMAL, Data::RANDOM_BITS}) {
         Victim victim(coding(), kind, SHORT);
         for (size_t at = victim.layout.counts; at < victim.layout.tail; ++at) {
-            for (int bit = 0; bit < 8; ++bit) {
+            for (int bit = 0; bit < 8; bit += kind == Data::NORMAL ? 1 : 3) {
                 Bytes broken = victim.chunk;
                 broken[at] ^= uint8_t(1 << bit);
                 victim.decode(broken, bit & 1);
@@ -494,7 +494,8 @@ TEST(CodecHostileTargets, every_target_refuses_and_survives_alike)
     for (zip_coding_t coding : all_codings()) {
         SCOPED_TRACE(name_of(coding));
         Victim victim(coding, Data::WIDE, SHORT);
-        for (int64_t targets = hwy::SupportedTargets(); targets != 0; targets &= targets - 1) {
+        for (int64_t targets = hwy::SupportedTargets() & HWY_TARGETS; targets != 0;
+             targets &= targets - 1) {
             SCOPED_TRACE(hwy::TargetName(targets & -targets));
             hwy::SetSupportedTargetsForTest(targets & -targets);
             hwy::GetChosenTarget().Update(hwy::SupportedTargets());
