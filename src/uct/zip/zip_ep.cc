@@ -392,19 +392,18 @@ ucs_status_t ep_connect(uct_ep_h ep_handle, const uct_device_addr_t *device_addr
                         const uct_ep_addr_t *ep_address, const ucx::ConnectToEpParams *params)
 {
     Ep *ep = ep_of(ep_handle);
-    wire::EpAddress head;
-    const size_t expected = sizeof(head) + lower_address_length(ep->iface);
+    wire::EpAddressView view;
+    const wire::EpAddress &head = view.head;
+    const size_t lower_length = lower_address_length(ep->iface);
     const bool has_length = (params->field_mask & ucx::ConnectToEpParams::EP_ADDR_LENGTH) != 0;
-    if (!wire::read(ep_address, has_length ? params->ep_addr_length : expected, head) ||
-        !head.version.matches() || head.lower_length != lower_address_length(ep->iface) ||
-        (has_length && params->ep_addr_length < expected)) {
+    if (!wire::parse(ep_address, has_length ? params->ep_addr_length : sizeof(head) + lower_length,
+                     lower_length, view)) {
         zip_error("zip: the peer's endpoint address is not one of this version");
         return UCS_ERR_INVALID_ADDR;
     }
     if (ep->connected) {
         return ep->peer_id == head.id ? UCS_OK : UCS_ERR_ALREADY_EXISTS;
     }
-    const char *lower_address = reinterpret_cast<const char *>(ep_address) + sizeof(head);
     ucs_status_t status;
     if (ep->iface->lower_connects_to_ep) {
         ucx::ConnectToEpParams lower_params = {};
@@ -417,10 +416,10 @@ ucs_status_t ep_connect(uct_ep_h ep_handle, const uct_device_addr_t *device_addr
                         : 0;
         lower_params.ep_addr_length = head.lower_length;
         status = uct_ep_connect_to_ep_v2(ep->lower, device_address,
-                                         reinterpret_cast<const uct_ep_addr_t *>(lower_address),
+                                         reinterpret_cast<const uct_ep_addr_t *>(view.lower),
                                          &lower_params);
     } else {
-        status = create_lower(ep, device_address, lower_address, head.lower_length);
+        status = create_lower(ep, device_address, view.lower, lower_length);
     }
     if (status != UCS_OK) {
         return status;

@@ -209,7 +209,7 @@ private:
     void on_decline(const char *data, size_t length);
     void on_bye();
     void return_unlent_slots();
-    bool take_credits(const char *slots, uint32_t count, size_t available);
+    bool take_credits(const wire::Slots &slots);
     void refuse(uint64_t sequence, ucs_status_t status, const char *why);
 };
 

@@ -62,8 +62,7 @@ void Ep::grant_wanted()
 void Ep::on_request(const char *data, size_t length)
 {
     wire::Request request;
-    if (!wire::read(data, length, request) || request.wanted == 0 ||
-        request.wanted > wire::MAX_SLOTS_A_MESSAGE) {
+    if (!wire::parse(data, length, request)) {
         refuse(0, UCS_ERR_INVALID_PARAM, "malformed request for slots");
         return;
     }
@@ -76,24 +75,19 @@ void Ep::on_request(const char *data, size_t length)
 
 void Ep::on_segment(const char *data, size_t length)
 {
-    wire::Segment message;
-    if (!wire::read(data, length, message)) {
-        refuse(0, UCS_ERR_INVALID_PARAM, "truncated segment message");
+    wire::SegmentView view;
+    if (!wire::parse(data, length, view)) {
+        refuse(0, UCS_ERR_INVALID_PARAM, "malformed segment message");
         return;
     }
+    const wire::Segment &message = view.head;
     if (message.sequence != received_sequence + 1) {
         refuse(message.sequence, UCS_ERR_INVALID_PARAM, "segment out of sequence");
         return;
     }
-    const bool is_inline = message.slot == wire::Segment::INLINE;
-    const char *encoded = data + sizeof(message);
-    if (is_inline) {
-        if (message.length != length - sizeof(message) ||
-            message.encoded_length != message.length) {
-            refuse(message.sequence, UCS_ERR_INVALID_PARAM, "segment with a wrong length");
-            return;
-        }
-    } else {
+    const bool is_inline = view.inline_data != nullptr;
+    const char *encoded = view.inline_data;
+    if (!is_inline) {
         const auto held = std::find(lent.begin(), lent.end(), message.slot);
         if (held == lent.end()) {
             refuse(message.sequence, UCS_ERR_INVALID_PARAM,
@@ -175,16 +169,14 @@ void Ep::received_for_get(Tracked &get, const wire::Segment &segment_of_it)
 
 void Ep::on_return(const char *data, size_t length)
 {
-    wire::Ack returned;
-    if (!wire::read(data, length, returned) || returned.count > wire::MAX_SLOTS_A_MESSAGE ||
-        length - sizeof(returned) != size_t(returned.count) * sizeof(uint32_t)) {
+    wire::SlotsView returned;
+    if (!wire::parse(data, length, returned)) {
         refuse(0, UCS_ERR_INVALID_PARAM, "malformed return of slots");
         return;
     }
     recall_sent = false;
-    for (uint32_t i = 0; i < returned.count; ++i) {
-        uint32_t slot;
-        memcpy(&slot, data + sizeof(returned) + i * sizeof(slot), sizeof(slot));
+    for (uint32_t i = 0; i < returned.slots.count(); ++i) {
+        const uint32_t slot = returned.slots[i];
         const auto held = std::find(lent.begin(), lent.end(), slot);
         if (held == lent.end()) {
             refuse(0, UCS_ERR_INVALID_PARAM, "return of a slot that is not the peer's");

@@ -773,15 +773,13 @@ unsigned Ep::dispatch_pending()
 
 // ---- what the peer says to the sender
 
-bool Ep::take_credits(const char *slots, uint32_t count, size_t available)
+bool Ep::take_credits(const wire::Slots &slots)
 {
-    if (count > wire::MAX_SLOTS_A_MESSAGE || available < count * sizeof(uint32_t) ||
-        (count > 0 && remote == nullptr)) {
+    if (slots.count() > 0 && remote == nullptr) {
         return false;
     }
-    for (uint32_t i = 0; i < count; ++i) {
-        uint32_t slot;
-        memcpy(&slot, slots + i * sizeof(slot), sizeof(slot));
+    for (uint32_t i = 0; i < slots.count(); ++i) {
+        const uint32_t slot = slots[i];
         if (slot >= remote->count() || credits.size() >= remote->count()) {
             return false;
         }
@@ -792,24 +790,19 @@ bool Ep::take_credits(const char *slots, uint32_t count, size_t available)
 
 void Ep::on_grant(const char *data, size_t length)
 {
-    wire::Grant grant;
-    const bool good =
-            wire::read(data, length, grant) && grant.count > 0 &&
-            grant.count <= wire::MAX_SLOTS_A_MESSAGE &&
-            length - sizeof(grant) == grant.count * sizeof(uint32_t) + size_t(grant.rkey_length) &&
-            grant.slot_size >= ZIP_CODEC_MAX_GROWTH + SEGMENT_ALIGNMENT && grant.slot_count > 0 &&
-            grant.rkey_length == (iface->md->lower_attr.flags & UCT_MD_FLAG_NEED_RKEY
-                                          ? iface->md->lower_attr.rkey_packed_size
-                                          : 0);
-    if (!good) {
+    wire::GrantView view;
+    const size_t key_length = iface->md->lower_attr.flags & UCT_MD_FLAG_NEED_RKEY
+                                      ? iface->md->lower_attr.rkey_packed_size
+                                      : 0;
+    if (!wire::parse(data, length, ZIP_CODEC_MAX_GROWTH + SEGMENT_ALIGNMENT, key_length, view)) {
         refuse(0, UCS_ERR_INVALID_PARAM, "malformed grant of slots");
         return;
     }
-    const char *slots = data + sizeof(grant);
+    const wire::Grant &grant = view.head;
     if (remote == nullptr) {
         ucs_status_t status;
         remote = RemoteRing::open(iface->md, grant.ring_address, grant.slot_size, grant.slot_count,
-                                  slots + grant.count * sizeof(uint32_t), status);
+                                  view.key, status);
         if (remote == nullptr) {
             zip_error("zip: cannot reach the peer's staging memory: %s", ucs_status_string(status));
             fail(status, true);
@@ -817,7 +810,7 @@ void Ep::on_grant(const char *data, size_t length)
         }
     }
     if (grant.slot_size != remote->slot_size() || grant.slot_count != remote->count() ||
-        !take_credits(slots, grant.count, length - sizeof(grant))) {
+        !take_credits(view.slots)) {
         refuse(0, UCS_ERR_INVALID_PARAM, "grant of slots that do not exist");
         return;
     }
@@ -826,10 +819,10 @@ void Ep::on_grant(const char *data, size_t length)
 
 void Ep::on_ack(const char *data, size_t length)
 {
-    wire::Ack ack;
-    if (!wire::read(data, length, ack) || ack.sequence < acked_sequence ||
-        ack.sequence > sent_sequence ||
-        length - sizeof(ack) != size_t(ack.count) * sizeof(uint32_t)) {
+    wire::SlotsView view;
+    const wire::Ack &ack = view.head;
+    if (!wire::parse(data, length, view) || ack.sequence < acked_sequence ||
+        ack.sequence > sent_sequence) {
         refuse(0, UCS_ERR_INVALID_PARAM, "malformed acknowledgement");
         return;
     }
@@ -837,7 +830,7 @@ void Ep::on_ack(const char *data, size_t length)
         credits_in_use -= in_flight.front();
         in_flight.pop_front();
     }
-    if (!take_credits(data + sizeof(ack), ack.count, length - sizeof(ack))) {
+    if (!take_credits(view.slots)) {
         refuse(0, UCS_ERR_INVALID_PARAM, "acknowledgement with slots that do not exist");
         return;
     }
@@ -852,7 +845,7 @@ void Ep::on_ack(const char *data, size_t length)
 void Ep::on_get(const char *data, size_t length)
 {
     wire::Get message;
-    if (!wire::read(data, length, message) || length != sizeof(message) || message.length == 0) {
+    if (!wire::parse(data, length, message)) {
         refuse(0, UCS_ERR_INVALID_PARAM, "malformed get");
         return;
     }

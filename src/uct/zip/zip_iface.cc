@@ -319,13 +319,18 @@ ucs_status_t get_device_address(uct_iface_h iface, uct_device_addr_t *address)
     return uct_iface_get_device_address(iface_of(iface)->lower, address);
 }
 
+wire::IfaceAddress own_address(const Iface *iface)
+{
+    return {{},
+            wire::transport_id(iface->md->transport.c_str()),
+            iface->lower_connects_to_ep,
+            static_cast<uint8_t>(iface->lower_attr.iface_addr_len)};
+}
+
 ucs_status_t get_address(uct_iface_h iface_handle, uct_iface_addr_t *address)
 {
     const Iface *iface = iface_of(iface_handle);
-    const wire::IfaceAddress head{{},
-                                  wire::transport_id(iface->md->transport.c_str()),
-                                  iface->lower_connects_to_ep,
-                                  static_cast<uint8_t>(iface->lower_attr.iface_addr_len)};
+    const wire::IfaceAddress head = own_address(iface);
     memcpy(address, &head, sizeof(head));
     return uct_iface_get_address(
             iface->lower,
@@ -347,20 +352,21 @@ int is_reachable(uct_iface_h iface_handle, const ucx::ReachableParams *params)
 {
     const Iface *iface = iface_of(iface_handle);
     const bool has_length = (params->field_mask & ucx::ReachableParams::IFACE_ADDR_LENGTH) != 0;
-    wire::IfaceAddress head;
+    const wire::IfaceAddress own = own_address(iface);
     if ((params->field_mask & ucx::ReachableParams::IFACE_ADDR) == 0 ||
-        params->iface_addr == nullptr ||
-        !wire::read(params->iface_addr, has_length ? params->iface_addr_length : sizeof(head),
-                    head)) {
+        params->iface_addr == nullptr) {
         return unreachable(params, "no zip address");
     }
-    if (!head.version.matches()) {
+    switch (wire::reach(params->iface_addr,
+                        has_length ? params->iface_addr_length : sizeof(own) + own.lower_length,
+                        own)) {
+    case wire::Reach::YES:
+        break;
+    case wire::Reach::NO_ADDRESS:
+        return unreachable(params, "no zip address");
+    case wire::Reach::OTHER_VERSION:
         return unreachable(params, "the peer's zip speaks another version");
-    }
-    if (head.transport != wire::transport_id(iface->md->transport.c_str()) ||
-        head.connect != iface->lower_connects_to_ep ||
-        head.lower_length != iface->lower_attr.iface_addr_len ||
-        (has_length && params->iface_addr_length < sizeof(head) + head.lower_length)) {
+    case wire::Reach::OTHER_TRANSPORT:
         return unreachable(
                 params,
                 "the peer's zip is on another transport, see UCX_ZIP_TLS and UCX_ZIP_CONNECT");
@@ -368,8 +374,8 @@ int is_reachable(uct_iface_h iface_handle, const ucx::ReachableParams *params)
     ucx::ReachableParams lower = *params;
     // transports may lack an interface address, and then do not look at this one
     lower.iface_addr = reinterpret_cast<const uct_iface_addr_t *>(
-            reinterpret_cast<const char *>(params->iface_addr) + sizeof(head));
-    lower.iface_addr_length = head.lower_length;
+            reinterpret_cast<const char *>(params->iface_addr) + sizeof(own));
+    lower.iface_addr_length = own.lower_length;
     return uct_iface_is_reachable_v2(iface->lower, &lower);
 }
 

@@ -481,22 +481,19 @@ ucs_status_t mkey_pack(uct_md_h md_handle, uct_mem_h memh, void *, size_t, const
 ucs_status_t rkey_unpack(uct_component_h, const void *buffer, const void *, uct_rkey_t *rkey_p,
                          void **handle_p)
 {
-    wire::Rkey packed;
-    memcpy(&packed, buffer,
-           sizeof(packed)); // UCP has checked the length against the peer's packed size
-    if (!packed.version.matches()) {
+    wire::RkeyView packed;
+    const size_t lower_length = lower_rkey_length;
+    // UCP has checked the length against the peer's packed size
+    if (!wire::parse(buffer, sizeof(packed.head) + lower_length, lower_length, packed)) {
         return UCS_ERR_UNREACHABLE;
     }
     auto *rkey = new (std::nothrow)
-            Rkey{packed.region, (packed.flags & wire::Rkey::HOST) != 0, {}, nullptr, {}};
+            Rkey{packed.head.region, (packed.head.flags & wire::Rkey::HOST) != 0, {}, nullptr, {}};
     if (rkey == nullptr) {
         return UCS_ERR_NO_MEMORY;
     }
-    // A key of another length is not one of the domain below: the region is reached through
-    // staging.
-    if (packed.lower_length == lower_rkey_length) {
-        const char *lower = static_cast<const char *>(buffer) + sizeof(packed);
-        rkey->lower.assign(lower, lower + packed.lower_length);
+    if (packed.lower != nullptr) {
+        rkey->lower.assign(packed.lower, packed.lower + packed.head.lower_length);
     }
     *rkey_p = reinterpret_cast<uct_rkey_t>(rkey);
     *handle_p = rkey;
@@ -631,8 +628,7 @@ Region *Md::pin(uint64_t id, uint64_t address, uint64_t length)
         return nullptr;
     }
     Region *region = found->second;
-    if (!region->exported || address < region->address || length > region->length ||
-        address - region->address > region->length - length) {
+    if (!region->exported || !wire::inside(address, length, region->address, region->length)) {
         return nullptr;
     }
     ++region->pins;

@@ -4,8 +4,8 @@
 //
 // All fields are little endian. Every structure carries, or belongs to a connection whose address
 // carried, a magic, the version of this protocol and the version of the codec's format; peers that
-// differ in one of them are unreachable to each other. Nothing received is trusted: see the checks
-// where each message is handled (zip_ep.cc).
+// differ in one of them are unreachable to each other. Nothing received is trusted: the parsers
+// below check what a message says of itself, the endpoint (zip_ep.cc) what it says of the endpoint.
 #ifndef ZIP_WIRE_H
 #define ZIP_WIRE_H
 
@@ -171,6 +171,91 @@ bool read(const void *data, size_t length, T &value)
     }
     memcpy(&value, data, sizeof(T));
     return true;
+}
+
+// ---- Parsers of what a peer sent
+//
+// `data` are `length` bytes of any alignment, which the views they fill point into. They read no
+// byte outside, whatever those bytes are, look at nothing else, and are false (the view is
+// undefined then) unless all that the message says of itself is possible. Any thread.
+
+// Slot numbers behind a message.
+class Slots {
+public:
+    Slots() = default;
+    Slots(const void *data, uint32_t count) : data_(static_cast<const char *>(data)), count_(count)
+    {
+    }
+
+    uint32_t count() const { return count_; }
+    // Reads it anew: the memory may be the peer's too.
+    uint32_t operator[](uint32_t i) const
+    {
+        uint32_t slot;
+        memcpy(&slot, data_ + i * sizeof(slot), sizeof(slot));
+        return slot;
+    }
+
+private:
+    const char *data_ = nullptr;
+    uint32_t count_ = 0;
+};
+
+struct GrantView {
+    Grant head;
+    Slots slots;
+    const char *key; // head.rkey_length bytes
+};
+
+struct SlotsView { // an ACK or a RETURN
+    Ack head;
+    Slots slots;
+};
+
+struct SegmentView {
+    Segment head;
+    const char *inline_data; // head.length bytes, or NULL: they are in a slot
+};
+
+struct EpAddressView {
+    EpAddress head;
+    const char *lower; // head.lower_length bytes
+};
+
+struct RkeyView {
+    Rkey head;
+    const char *lower; // head.lower_length bytes, or NULL: not a key of the domain below
+};
+
+// What an interface's address is to another interface.
+enum class Reach { YES, NO_ADDRESS, OTHER_VERSION, OTHER_TRANSPORT };
+
+// From 1 to MAX_SLOTS_A_MESSAGE slots are wanted.
+bool parse(const void *data, size_t length, Request &request);
+// 1 to MAX_SLOTS_A_MESSAGE slots of at least `least_slot_size` bytes and a key of `key_length`
+// bytes.
+bool parse(const void *data, size_t length, size_t least_slot_size, size_t key_length,
+           GrantView &grant);
+// 0 to MAX_SLOTS_A_MESSAGE slots.
+bool parse(const void *data, size_t length, SlotsView &message);
+// An inline segment has as many bytes as it says.
+bool parse(const void *data, size_t length, SegmentView &segment);
+// A get of at least one byte.
+bool parse(const void *data, size_t length, Get &get);
+// An address whose part for the transport below has `lower_length` bytes.
+bool parse(const void *data, size_t length, size_t lower_length, EpAddressView &address);
+// A key of the domain below has `lower_length` bytes; one of another length is none of it, and the
+// region can be reached through staging alone.
+bool parse(const void *data, size_t length, size_t lower_length, RkeyView &rkey);
+// `own` is what the asking interface tells of itself; with YES the peer's has as many bytes for the
+// transport below behind it.
+Reach reach(const void *data, size_t length, const IfaceAddress &own);
+
+// Whether [address, address + length) is in [begin, begin + size), none of which a peer's numbers
+// can make wrap.
+constexpr bool inside(uint64_t address, uint64_t length, uint64_t begin, uint64_t size)
+{
+    return address >= begin && length <= size && address - begin <= size - length;
 }
 
 } // namespace zip::wire
