@@ -14,9 +14,11 @@
 #include <new>
 #include <ostream>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/codec.h"
+#include "kernels/format.h"
 
 namespace zip::test {
 
@@ -91,7 +93,7 @@ inline uint32_t bits_of(float f)
     return u;
 }
 
-// The i-th value as fp32 bits; bf16 takes the upper half.
+// The i-th value as fp32 bits.
 inline uint32_t value_bits(Data data, size_t i, std::mt19937 &random)
 {
     const auto uniform = [&random] { return float(random() >> 8) * 0x1p-24f; };
@@ -136,17 +138,80 @@ inline uint32_t value_bits(Data data, size_t i, std::mt19937 &random)
     return 0;
 }
 
+// A value of a type with that fp32 value's sign and, as far as it has them, exponent and mantissa.
+// Its mantissa's bits below fp32's are those of `below`.
+inline uint64_t convert(zip_dtype_t dtype, uint32_t fp32, uint32_t below)
+{
+    const uint32_t sign = fp32 >> 31, exponent = fp32 >> 23 & 0xff, mantissa = fp32 & 0x7fffff;
+    // `scale` moves small values to where a short exponent has room.
+    const auto narrow = [&](uint32_t e_bits, uint32_t m_bits, int scale) {
+        const int most = (1 << e_bits) - 1, e = int(exponent) - 127 + most / 2 + scale;
+        const uint32_t fits = exponent == 0     ? 0
+                              : exponent == 255 ? uint32_t(most)
+                                                : uint32_t(std::clamp(e, 0, most - 1));
+        return uint64_t(sign << (e_bits + m_bits) | fits << m_bits | mantissa >> (23 - m_bits));
+    };
+    switch (dtype) {
+    case ZIP_DTYPE_FP32:
+        return fp32;
+    case ZIP_DTYPE_FP16:
+        return narrow(5, 10, 0);
+    case ZIP_DTYPE_FP64: {
+        const uint64_t wide = exponent == 0 ? 0 : exponent == 255 ? 2047 : exponent + 1023 - 127;
+        return uint64_t(sign) << 63 | wide << 52 | uint64_t(mantissa) << 29 | below >> 3;
+    }
+    case ZIP_DTYPE_E4M3:
+        return narrow(4, 3, 6);
+    case ZIP_DTYPE_E5M2:
+        return narrow(5, 2, 0);
+    default:
+        return fp32 >> 16;
+    }
+}
+
 inline Bytes make_data(Data data, zip_dtype_t dtype, size_t length, uint32_t seed = 1)
 {
     std::mt19937 random(seed);
-    Bytes bytes(length + 4);
-    const size_t size = dtype == ZIP_DTYPE_FP32 ? 4 : 2;
+    const size_t size = zip_dtype_size(dtype);
+    Bytes bytes(length + size);
     for (size_t i = 0; i * size < length; ++i) {
         const uint32_t x = value_bits(data, i, random);
-        memcpy(bytes.data() + i * size, reinterpret_cast<const uint8_t *>(&x) + 4 - size, size);
+        const uint32_t below = uint32_t(i) * 0x9e3779b1u;
+        const bool any_bits =
+                data == Data::RANDOM_BITS || (data == Data::MIXED && i / 8192 % 3 == 1);
+        uint64_t value = convert(dtype, x, below);
+        if (any_bits)
+            value = x | uint64_t(random()) << 32;
+        else if (data == Data::RAMP) // every bit pattern of the head
+            value = size >= 4 ? uint64_t(i) << (8 * size - 16) | below >> 16 : i;
+        memcpy(bytes.data() + i * size, &value, size);
     }
     bytes.resize(length);
     return bytes;
+}
+
+// Every way to code, and its name in a test's.
+inline std::vector<zip_coding_t> all_codings()
+{
+    std::vector<zip_coding_t> all;
+    for (int dtype = ZIP_DTYPE_BF16; dtype < ZIP_DTYPE_LAST; ++dtype) {
+        for (int shape = ZIP_SHAPE_22228; shape < ZIP_SHAPE_LAST; ++shape) {
+            for (uint32_t small = 0; small < (shape == ZIP_SHAPE_DENSE ? 1 : 2); ++small)
+                all.push_back({zip_dtype_t(dtype), zip_shape_t(shape), small});
+        }
+    }
+    return all;
+}
+
+inline std::string name_of(zip_coding_t c)
+{
+    return std::string(zip_dtype_name(c.dtype)) + "_" + zip_shape_name(c.shape) +
+           (c.small_tiles != 0 ? "_small" : "");
+}
+
+inline format::Coding format_coding(zip_coding_t c)
+{
+    return {uint8_t(c.dtype), uint8_t(c.shape), c.small_tiles != 0};
 }
 
 } // namespace zip::test

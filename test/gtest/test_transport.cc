@@ -354,7 +354,7 @@ TEST_P(Transport, PeersMayDifferInSegmentAndStagingSize)
 
 TEST_P(Transport, EachElementTypeOptionCarriesAnyData)
 {
-    for (const char *dtype : {"bf16", "fp32", "none"}) {
+    for (const char *dtype : {"bf16", "fp32", "fp16", "fp64", "e4m3", "e5m2", "none"}) {
         Processes pair(env(RENDEZVOUS + Env{{"UCX_ZIP_DTYPE", dtype}}));
         run_exchange(pair, {.count = 12, .length = 200003});
     }

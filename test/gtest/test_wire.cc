@@ -569,9 +569,9 @@ TEST_P(HostilePeer, MayDoWhatAnHonestOneDoes) // else the rest would say nothing
         ASSERT_EQ(1u, slots.size());
         size_t encoded;
         fill(data.data(), 1000, Data::BF16, 2);
-        ASSERT_EQ(ZIP_OK, zip_codec_encode(ZIP_DTYPE_BF16, data.data(), 1000,
-                                           Battle::slot_memory(grant, slots[0]), grant.slot_size,
-                                           &encoded));
+        ASSERT_EQ(ZIP_OK, zip_codec_encode({ZIP_DTYPE_BF16, ZIP_SHAPE_DEFAULT, 0}, data.data(),
+                                           1000, Battle::slot_memory(grant, slots[0]),
+                                           grant.slot_size, &encoded));
         Segment segment = segment_for(battle, memory, 1000);
         segment.sequence = 2;
         segment.slot = slots[0];
@@ -751,8 +751,8 @@ TEST_P(HostilePeer, CorruptChunksAreRefused)
             ASSERT_EQ(1u, slots.size()) << "slots were lost";
             char *slot = Battle::slot_memory(grant, slots[0]);
             size_t encoded;
-            ASSERT_EQ(ZIP_OK, zip_codec_encode(ZIP_DTYPE_BF16, data.data(), LENGTH, slot,
-                                               grant.slot_size, &encoded));
+            ASSERT_EQ(ZIP_OK, zip_codec_encode({ZIP_DTYPE_BF16, ZIP_SHAPE_DEFAULT, 0}, data.data(),
+                                               LENGTH, slot, grant.slot_size, &encoded));
             Segment segment = segment_for(battle, memory, LENGTH);
             segment.slot = slots[0];
             segment.encoded_length = static_cast<uint32_t>(encoded);

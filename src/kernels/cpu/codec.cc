@@ -3,6 +3,7 @@
 // elsewhere.
 #include "kernels/codec.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/cpu/internal.h"
@@ -12,10 +13,22 @@ namespace zip::cpu {
 
 static_assert(int(ZIP_DTYPE_BYTES) == format::DTYPE_BYTES &&
               int(ZIP_DTYPE_BF16) == format::DTYPE_BF16 &&
-              int(ZIP_DTYPE_FP32) == format::DTYPE_FP32);
+              int(ZIP_DTYPE_FP32) == format::DTYPE_FP32 &&
+              int(ZIP_DTYPE_FP16) == format::DTYPE_FP16 &&
+              int(ZIP_DTYPE_FP64) == format::DTYPE_FP64 &&
+              int(ZIP_DTYPE_E4M3) == format::DTYPE_E4M3 &&
+              int(ZIP_DTYPE_E5M2) == format::DTYPE_E5M2 && int(ZIP_DTYPE_LAST) == format::DTYPES);
+static_assert(int(ZIP_SHAPE_DEFAULT) == format::SHAPE_STORED &&
+              int(ZIP_SHAPE_22228) == format::SHAPE_22228 &&
+              int(ZIP_SHAPE_11238) == format::SHAPE_11238 &&
+              int(ZIP_SHAPE_38) == format::SHAPE_38 &&
+              int(ZIP_SHAPE_DENSE) == format::SHAPE_DENSE && int(ZIP_SHAPE_LAST) == format::SHAPES);
 static_assert(HEADER_LENGTH <= ZIP_CODEC_MAX_GROWTH);
 
 namespace {
+
+// A flag of the upper byte that this decoder does not know is refused.
+constexpr uint16_t KNOWN_FLAGS = format::FLAGS_OPTIONAL | format::FLAG_SMALL_TILES;
 
 // Copies and validates the header of the chunk in src[0, src_size). The copy's lengths are safe to
 // use with `src`.
@@ -29,22 +42,21 @@ zip_status_t load_header(const void *src, size_t src_size, ChunkHeader *header_p
     if (h.magic != format::MAGIC)
         return ZIP_ERR_CORRUPT;
     if (h.version != format::VERSION || h.header_units != HEADER_LENGTH / format::HEADER_UNIT ||
-        (h.flags & ~format::FLAGS_OPTIONAL) != 0)
+        (h.flags & ~KNOWN_FLAGS) != 0 || h.dtype >= format::DTYPES || h.shape >= format::SHAPES)
         return ZIP_ERR_UNSUPPORTED;
     if (h.original_length > format::MAX_LENGTH)
         return ZIP_ERR_CORRUPT;
 
     uint64_t fixed;
-    if (h.dtype == format::DTYPE_BYTES) {
-        if (h.shape != format::SHAPE_STORED || h.tail_length != 0)
+    if (h.dtype == DTYPE_BYTES) {
+        if (h.shape != SHAPE_STORED || h.tail_length != 0)
             return ZIP_ERR_CORRUPT;
         fixed = HEADER_LENGTH + h.original_length;
     } else {
-        if (format::value_size(h.dtype) == 0 || h.shape != format::SHAPE_22228)
-            return ZIP_ERR_UNSUPPORTED;
-        if (h.original_length > format::MAX_CODED_LENGTH || h.tail_length % format::TAIL_WORD != 0)
+        if (!format::valid_coding(coding_of(h)) || h.original_length > MAX_CODED_LENGTH ||
+            h.tail_length % TAIL_WORD != 0)
             return ZIP_ERR_CORRUPT;
-        fixed = format::layout_of(h.dtype, h.original_length).tail;
+        fixed = layout_of(coding_of(h), h.original_length).tail;
     }
     if (fixed > src_size || h.tail_length > src_size - fixed)
         return ZIP_ERR_CORRUPT;
@@ -52,28 +64,63 @@ zip_status_t load_header(const void *src, size_t src_size, ChunkHeader *header_p
     return ZIP_OK;
 }
 
+// Whether the fields are values of their types; a C caller may pass any number.
+bool valid(zip_coding_t coding)
+{
+    if (zip_dtype_size(coding.dtype) == 0)
+        return false;
+    return coding.dtype == ZIP_DTYPE_BYTES ||
+           (zip_shape_name(coding.shape) != nullptr &&
+            !(coding.small_tiles != 0 && coding.shape == ZIP_SHAPE_DENSE));
+}
+
+// How the format says what a caller asked for; DTYPE_BYTES: stored.
+Coding resolve(zip_coding_t coding, const void *src, size_t length)
+{
+    if (coding.dtype == ZIP_DTYPE_AUTO) {
+        zip_probe_t probe;
+        if (zip_codec_probe(src, length, &probe) != ZIP_OK)
+            probe = {};
+        coding.dtype = probe.dtype;
+        if (coding.shape == ZIP_SHAPE_DEFAULT)
+            coding.shape = probe.shape;
+    }
+    if (coding.dtype == ZIP_DTYPE_BYTES)
+        return {DTYPE_BYTES, SHAPE_STORED, false};
+    return {uint8_t(coding.dtype),
+            uint8_t(coding.shape == ZIP_SHAPE_DEFAULT ? ZIP_SHAPE_22228 : coding.shape),
+            coding.small_tiles != 0};
+}
+
+// Most bytes of a coded chunk.
+uint64_t coded_bound(Coding coding, uint64_t length)
+{
+    const Layout l = layout_of(coding, length);
+    return l.tail + format::max_tail(coding, l.values);
+}
+
 } // namespace
 
-zip_status_t encode(Coder coder, zip_dtype_t dtype, const void *src, size_t length, void *dst,
+zip_status_t encode(Coder coder, zip_coding_t wanted, const void *src, size_t length, void *dst,
                     size_t dst_size, size_t *encoded_p)
 {
-    if ((src == nullptr && length != 0) || dst == nullptr || encoded_p == nullptr ||
-        zip_dtype_size(dtype) == 0)
+    if ((src == nullptr && length != 0) || dst == nullptr || encoded_p == nullptr || !valid(wanted))
         return ZIP_ERR_INVALID_PARAM;
     const size_t bound = zip_codec_bound(length);
     if (bound == 0 || dst_size < bound)
         return ZIP_ERR_NO_SPACE;
 
-    auto *const in = static_cast<const uint8_t *>(src);
+    const auto *const in = static_cast<const uint8_t *>(src);
     auto *const out = static_cast<uint8_t *>(dst);
+    const Coding coding = resolve(wanted, src, length);
     const size_t stored = HEADER_LENGTH + length;
     size_t encoded = 0;
-    if (dtype != ZIP_DTYPE_BYTES && length != 0) {
-        encoded = coder == Coder::SIMD ? encode_simd(dtype, in, length, out, stored)
-                                       : encode_scalar(dtype, in, length, out, stored);
+    if (coding.dtype != DTYPE_BYTES && length != 0) {
+        encoded = coder == Coder::SIMD ? encode_simd(coding, in, length, out, stored)
+                                       : encode_scalar(coding, in, length, out, stored);
     }
     if (encoded == 0) {
-        const ChunkHeader header = new_header(format::DTYPE_BYTES, format::SHAPE_STORED, length);
+        const ChunkHeader header = new_header({DTYPE_BYTES, SHAPE_STORED, false}, length);
         memcpy(out, &header, sizeof(header));
         if (length != 0)
             memcpy(out + HEADER_LENGTH, in, length);
@@ -97,7 +144,7 @@ zip_status_t decode(Coder coder, const void *src, size_t src_size, void *dst, si
 
     auto *const in = static_cast<const uint8_t *>(src);
     auto *const out = static_cast<uint8_t *>(dst);
-    if (header.dtype == format::DTYPE_BYTES) {
+    if (header.dtype == DTYPE_BYTES) {
         if (length != 0)
             memcpy(out, in + HEADER_LENGTH, length);
         return ZIP_OK;
@@ -118,6 +165,34 @@ const char *zip_dtype_name(zip_dtype_t dtype)
         return "bf16";
     case ZIP_DTYPE_FP32:
         return "fp32";
+    case ZIP_DTYPE_FP16:
+        return "fp16";
+    case ZIP_DTYPE_FP64:
+        return "fp64";
+    case ZIP_DTYPE_E4M3:
+        return "e4m3";
+    case ZIP_DTYPE_E5M2:
+        return "e5m2";
+    case ZIP_DTYPE_AUTO:
+        return "auto";
+    default:
+        return nullptr;
+    }
+}
+
+const char *zip_shape_name(zip_shape_t shape)
+{
+    switch (shape) {
+    case ZIP_SHAPE_DEFAULT:
+        return "default";
+    case ZIP_SHAPE_22228:
+        return "22228";
+    case ZIP_SHAPE_11238:
+        return "11238";
+    case ZIP_SHAPE_38:
+        return "38";
+    case ZIP_SHAPE_DENSE:
+        return "dense";
     default:
         return nullptr;
     }
@@ -125,15 +200,11 @@ const char *zip_dtype_name(zip_dtype_t dtype)
 
 size_t zip_dtype_size(zip_dtype_t dtype)
 {
-    switch (dtype) {
-    case ZIP_DTYPE_BYTES:
+    if (dtype == ZIP_DTYPE_BYTES || dtype == ZIP_DTYPE_AUTO)
         return 1;
-    case ZIP_DTYPE_BF16:
-    case ZIP_DTYPE_FP32:
-        return zip::format::value_size(uint8_t(dtype));
-    default:
-        return 0;
-    }
+    return dtype > ZIP_DTYPE_BYTES && dtype < ZIP_DTYPE_LAST
+                   ? zip::format::value_size(uint8_t(dtype))
+                   : 0;
 }
 
 const char *zip_status_string(zip_status_t status)
@@ -149,6 +220,10 @@ const char *zip_status_string(zip_status_t status)
         return "output buffer too small";
     case ZIP_ERR_CORRUPT:
         return "corrupt chunk";
+    case ZIP_ERR_NO_DEVICE:
+        return "no GPU that this build can use";
+    case ZIP_ERR_DEVICE:
+        return "error of the GPU's driver";
     default:
         return "unknown status";
     }
@@ -161,10 +236,37 @@ size_t zip_codec_bound(size_t length)
     return length + ZIP_CODEC_MAX_GROWTH;
 }
 
-zip_status_t zip_codec_encode(zip_dtype_t dtype, const void *src, size_t length, void *dst,
+zip_status_t zip_codec_plan(zip_coding_t coding, uint64_t length, zip_plan_t *plan_p)
+{
+    namespace cpu = zip::cpu;
+    namespace format = zip::format;
+    if (plan_p == nullptr || !cpu::valid(coding) || length > format::MAX_CODED_LENGTH)
+        return ZIP_ERR_INVALID_PARAM;
+    // What is stored, here or on a GPU, has to fit as well.
+    *plan_p = {length + ZIP_CODEC_MAX_GROWTH, 0};
+    if (coding.dtype == ZIP_DTYPE_BYTES)
+        plan_p->fixed = format::HEADER_LENGTH + length;
+    const auto include = [&](uint8_t dtype, zip_shape_t shape) {
+        const format::Coding c = {dtype, uint8_t(shape), coding.small_tiles != 0};
+        plan_p->bound = std::max(plan_p->bound, cpu::coded_bound(c, length));
+        plan_p->fixed = std::max(plan_p->fixed, format::layout_of(c, length).tail);
+    };
+    const bool any_type = coding.dtype == ZIP_DTYPE_AUTO,
+               no_shape = coding.shape == ZIP_SHAPE_DEFAULT;
+    for (uint8_t dtype = format::DTYPE_BYTES + 1; dtype < format::DTYPES; ++dtype) {
+        if (!any_type && coding.dtype != dtype)
+            continue;
+        include(dtype, no_shape ? ZIP_SHAPE_22228 : coding.shape);
+        if (any_type && no_shape)
+            include(dtype, ZIP_SHAPE_11238);
+    }
+    return ZIP_OK;
+}
+
+zip_status_t zip_codec_encode(zip_coding_t coding, const void *src, size_t length, void *dst,
                               size_t dst_size, size_t *encoded_p)
 {
-    return zip::cpu::encode(zip::cpu::Coder::SIMD, dtype, src, length, dst, dst_size, encoded_p);
+    return zip::cpu::encode(zip::cpu::Coder::SIMD, coding, src, length, dst, dst_size, encoded_p);
 }
 
 zip_status_t zip_codec_inspect(const void *src, size_t src_size, zip_chunk_info_t *info_p)
@@ -176,7 +278,8 @@ zip_status_t zip_codec_inspect(const void *src, size_t src_size, zip_chunk_info_
     const zip_status_t status = zip::cpu::load_header(src, src_size, &header, &encoded);
     if (status != ZIP_OK)
         return status;
-    info_p->dtype = zip_dtype_t(header.dtype);
+    info_p->coding = {zip_dtype_t(header.dtype), zip_shape_t(header.shape),
+                      zip::cpu::coding_of(header).small_tiles};
     info_p->original_length = header.original_length;
     info_p->encoded_length = encoded;
     return ZIP_OK;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Guess of a buffer's type: the codec's cost, computed from a sample for each type that it can be.
+// Guess of a buffer's type and shape: the codec's cost, computed from a sample for each that it can
+// be.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "kernels/codec.h"
 #include "kernels/cpu/internal.h"
@@ -10,7 +12,7 @@
 namespace zip::cpu {
 namespace {
 
-// Half of what the interface allows: 3 to 6 us, most of it cache misses (Sapphire Rapids).
+// Half of what the interface allows.
 constexpr size_t PIECES = 32;
 constexpr size_t PIECE = 256;
 static_assert(PIECES * PIECE <= ZIP_CODEC_PROBE_BYTES);
@@ -19,47 +21,129 @@ static_assert(PIECES * PIECE <= ZIP_CODEC_PROBE_BYTES);
 // buffer with a table each are nearer to the truth than one table for all, as long as each part has
 // many more values than symbols.
 constexpr size_t PART_PIECES = 8;
+constexpr size_t PART = PART_PIECES * PIECE;
 
 // A gain below this is not worth the time.
 constexpr double WORTHWHILE = 0.98;
 
-// Difference in ratio that is beyond doubt, with at least SURE_WORDS 32-bit words seen.
+// Difference in ratio that is beyond doubt, with at least SURE_BYTES bytes seen.
 constexpr double SURE_GAP = 0.08;
-constexpr double SURE_WORDS = 1024;
+constexpr double SURE_BYTES = 4096;
 
-// Exponents of the upper and lower halves of 32-bit words. The former are those of fp32 values,
-// both those of bf16.
-struct Histogram {
-    uint32_t upper[256] = {}, lower[256] = {};
-    uint32_t words = 0;
+// What a probe chooses from. At equal ratios the first is taken.
+constexpr uint8_t TYPES[] = {DTYPE_BF16, DTYPE_FP32, DTYPE_FP16,
+                             DTYPE_FP64, DTYPE_E4M3, DTYPE_E5M2};
+constexpr uint8_t SHAPES[] = {SHAPE_22228, SHAPE_11238};
 
-    void add(const uint8_t *src, size_t n)
-    {
-        for (size_t i = 0; i < n; ++i) {
-            uint32_t x;
-            memcpy(&x, src + i * sizeof(x), sizeof(x));
-            ++lower[x >> 7 & 0xff];
-            ++upper[x >> 23 & 0xff];
-        }
-        words += uint32_t(n);
-    }
-};
-
-// Bits behind level 1 for all values seen.
-double tail_bits(const uint32_t (&count)[256], uint32_t values)
+// Bits behind level 1 that coding, or else keeping, takes for `values` values with these commonest
+// symbols.
+uint64_t tail_bits(const TopSymbols &top, uint32_t values, uint8_t dtype, uint8_t shape)
 {
-    TopSymbols top;
-    for (uint32_t s = 0; s < 256; ++s) {
-        if (count[s] != 0)
-            top.offer(count[s], s);
+    const ShapeTraits traits = shape_traits(shape);
+    uint64_t bits = 0;
+    uint32_t escaped = values, symbol = 0;
+    for (uint32_t level = 0; level < traits.levels; ++level) {
+        if (level != 0)
+            bits += traits.width[level] * escaped;
+        for (uint32_t end = symbol + (1u << traits.width[level]) - 1; symbol < end; ++symbol)
+            escaped -= symbol < top.size() ? top.count(symbol) : 0;
     }
-    return std::min(bits_behind_level1(top, values), 6 * values);
+    bits += 8 * escaped;
+    return std::min<uint64_t>(bits, (type_traits(dtype).exponent_bits - traits.width[0]) * values);
 }
 
+// Exponents of the values that the bytes of a part of the sample can be.
+class Histograms {
+public:
+    // `n` is a multiple of 8.
+    void add(const uint8_t *src, size_t n)
+    {
+        for (size_t i = 0; i < n; i += 8) {
+            uint64_t x;
+            memcpy(&x, src + i, sizeof(x));
+            for (uint32_t k = 0; k < 8; k += 2) {
+                ++even_[x >> 8 * k & 0xff];
+                ++odd_[x >> 8 * (k + 1) & 0xff];
+            }
+            for (uint32_t k = 0; k < 64; k += 32) {
+                ++lower_[x >> (k + 7) & 0xff];
+                ++upper_[x >> (k + 23) & 0xff];
+            }
+            fp64_[fp64s_++] = uint16_t(x >> 52 & 0x7ff);
+        }
+    }
+
+    // Bits behind level 1 for each type and shape, added to `bits`.
+    void add_tail_bits(uint64_t (&bits)[std::size(TYPES)][std::size(SHAPES)]) const
+    {
+        for (size_t t = 0; t < std::size(TYPES); ++t) {
+            uint32_t count[256] = {};
+            const bool has_symbols = count_symbols(TYPES[t], count);
+            TopSymbols top(MOST_SYMBOLS);
+            for (uint32_t s = 0; s < 256; ++s) {
+                if (count[s] != 0 && has_symbols)
+                    top.offer(count[s], s);
+            }
+            const uint32_t values = 8 * fp64s_ / value_size(TYPES[t]);
+            for (size_t s = 0; s < std::size(SHAPES); ++s)
+                bits[t][s] += tail_bits(top, values, TYPES[t], SHAPES[s]);
+        }
+    }
+
+private:
+    static constexpr uint32_t MOST_SYMBOLS = shape_traits(SHAPE_22228).symbols;
+    static_assert(MOST_SYMBOLS == shape_traits(SHAPE_11238).symbols);
+
+    // False: some value has no symbol.
+    bool count_symbols(uint8_t dtype, uint32_t (&count)[256]) const
+    {
+        switch (dtype) {
+        case DTYPE_BF16:
+            for (uint32_t s = 0; s < 256; ++s)
+                count[s] = lower_[s] + upper_[s];
+            return true;
+        case DTYPE_FP32:
+            std::copy(std::begin(upper_), std::end(upper_), count);
+            return true;
+        case DTYPE_FP16:
+            for (uint32_t b = 0; b < 256; ++b)
+                count[b >> 2 & 0x1f] += odd_[b];
+            return true;
+        case DTYPE_FP64: {
+            uint32_t largest = 0;
+            for (uint32_t i = 0; i < fp64s_; ++i)
+                largest = fp64_[i] < format::FP64_INFINITY ? std::max<uint32_t>(largest, fp64_[i])
+                                                           : largest;
+            const uint32_t base = format::fp64_base(largest);
+            for (uint32_t i = 0; i < fp64s_; ++i) {
+                const uint32_t symbol = format::fp64_symbol(fp64_[i], base);
+                if (symbol == format::NO_SYMBOL)
+                    return false;
+                ++count[symbol];
+            }
+            return true;
+        }
+        case DTYPE_E4M3:
+            for (uint32_t b = 0; b < 256; ++b)
+                count[b >> 3 & 0x0f] += even_[b] + odd_[b];
+            return true;
+        default:
+            for (uint32_t b = 0; b < 256; ++b)
+                count[b >> 2 & 0x1f] += even_[b] + odd_[b];
+            return true;
+        }
+    }
+
+    uint32_t even_[256] = {}, odd_[256] = {};    // bytes at even and odd addresses
+    uint32_t lower_[256] = {}, upper_[256] = {}; // bf16 exponents in the halves of 32-bit words
+    uint16_t fp64_[PART / 8];
+    uint32_t fp64s_ = 0;
+};
+
 // Ratio of coding `length` bytes with a tail of `bits` a value.
-double coded_ratio(uint8_t dtype, uint64_t length, double bits)
+double coded_ratio(Coding coding, uint64_t length, double bits)
 {
-    const format::Layout l = format::layout_of(dtype, length);
+    const Layout l = layout_of(coding, length);
     return (double(l.tail) + double(l.values) * bits / 8) / double(length);
 }
 
@@ -67,38 +151,52 @@ zip_status_t probe(const void *src, size_t length, zip_probe_t *probe_p)
 {
     if ((src == nullptr && length != 0) || probe_p == nullptr)
         return ZIP_ERR_INVALID_PARAM;
+    *probe_p = {ZIP_DTYPE_BYTES, ZIP_SHAPE_DEFAULT, 1, 0};
+    if (length < sizeof(uint64_t) || length > MAX_CODED_LENGTH)
+        return ZIP_OK;
 
     const auto *const bytes = static_cast<const uint8_t *>(src);
     const bool all = length <= PIECES * PIECE;
-    const size_t pieces = all ? format::div_up(length, PIECE) : PIECES;
-    double bf16_bits = 0, fp32_bits = 0, words = 0;
+    const size_t pieces = all ? div_up(length, PIECE) : PIECES;
+    uint64_t bits[std::size(TYPES)][std::size(SHAPES)] = {}, seen = 0;
     for (size_t part = 0; part < pieces; part += PART_PIECES) {
-        Histogram h;
+        Histograms h;
         for (size_t i = part; i < std::min(part + PART_PIECES, pieces); ++i) {
             // The quotient first: no overflow; multiples of 8 keep values of any type whole.
             const size_t at = all ? i * PIECE : (length - PIECE) / (PIECES - 1) * i / 8 * 8;
-            h.add(bytes + at, std::min(PIECE, length - at) / sizeof(uint32_t));
+            const size_t n = std::min(PIECE, length - at) / 8 * 8;
+            h.add(bytes + at, n);
+            seen += n;
         }
-        fp32_bits += tail_bits(h.upper, h.words);
-        for (uint32_t s = 0; s < 256; ++s)
-            h.upper[s] += h.lower[s];
-        bf16_bits += tail_bits(h.upper, 2 * h.words);
-        words += h.words;
+        h.add_tail_bits(bits);
     }
 
-    *probe_p = {ZIP_DTYPE_BYTES, 1, 0};
-    if (words == 0)
-        return ZIP_OK;
-    const double bf16 = coded_ratio(ZIP_DTYPE_BF16, length, bf16_bits / (2 * words));
-    const double fp32 = coded_ratio(ZIP_DTYPE_FP32, length, fp32_bits / words);
-    const double best = std::min(bf16, fp32);
-    double gap = best - WORTHWHILE;
-    if (best <= WORTHWHILE) {
-        probe_p->dtype = bf16 <= fp32 ? ZIP_DTYPE_BF16 : ZIP_DTYPE_FP32;
-        probe_p->ratio = float(best);
-        gap = std::min(std::max(bf16, fp32), 1.0) - best;
+    // The best, and how far from it the best of another type is.
+    double best = 2, other = 2;
+    for (size_t t = 0; t < std::size(TYPES); ++t) {
+        double of_type = 2;
+        zip_shape_t shape = ZIP_SHAPE_DEFAULT;
+        for (size_t s = 0; s < std::size(SHAPES); ++s) {
+            const double values = double(seen / value_size(TYPES[t]));
+            const double ratio =
+                    coded_ratio({TYPES[t], SHAPES[s], false}, length, double(bits[t][s]) / values);
+            if (ratio < of_type) {
+                of_type = ratio;
+                shape = zip_shape_t(SHAPES[s]);
+            }
+        }
+        if (of_type < best) {
+            other = best;
+            best = of_type;
+            if (best <= WORTHWHILE)
+                *probe_p = {zip_dtype_t(TYPES[t]), shape, float(best), 0};
+        } else {
+            other = std::min(other, of_type);
+        }
     }
-    probe_p->confidence = float(std::min(gap / SURE_GAP, 1.0) * std::min(words / SURE_WORDS, 1.0));
+    const double gap = best <= WORTHWHILE ? std::min(other, 1.0) - best : best - WORTHWHILE;
+    probe_p->confidence =
+            float(std::min(gap / SURE_GAP, 1.0) * std::min(double(seen) / SURE_BYTES, 1.0));
     return ZIP_OK;
 }
 

@@ -35,8 +35,8 @@ enum class Kind : uint8_t { PUT, GET };
 struct Operation {
     Kind kind;
     Way way = Way::CODED;
-    bool chosen = false; // `way`, `dtype` and `ratio` are
-    zip_dtype_t dtype = ZIP_DTYPE_BYTES;
+    bool chosen = false; // `way`, `coding` and `ratio` are
+    zip_coding_t coding = {};
     float ratio = 1;       // that the probe expects
     bool measured = false; // the bypass learns from how long it takes
     char *local;           // source of a put, destination of a get
@@ -64,7 +64,7 @@ struct Tracked {
 // A get that the peer asked for: a put of this side's memory into the peer's.
 struct Answer {
     wire::Get request;
-    zip_dtype_t dtype = ZIP_DTYPE_BYTES;
+    zip_coding_t coding = {};
     size_t done = 0;
 };
 // A segment that is in the peer's slot, or on the way there; where the transport below does
@@ -183,7 +183,7 @@ private:
     ucs_status_t advance();
     bool prepare_segment();
     bool prepare_answer();
-    bool encode_segment(zip_dtype_t dtype, const char *data, size_t left);
+    bool encode_segment(zip_coding_t coding, const char *data, size_t left);
     ucs_status_t post_segment();
     ucs_status_t announce(wire::Segment &message, Part inline_data);
     unsigned announce_flushed();

@@ -75,7 +75,7 @@ void Ep::choose_way(Operation &operation)
     operation.ratio = GET_RATIO;
     if (operation.kind == Kind::PUT && operation.length > iface->inline_max &&
         option != BypassOption::ALWAYS && (!small || option == BypassOption::NEVER)) {
-        operation.dtype = iface->choose_dtype(operation.local, operation.length, operation.ratio);
+        operation.coding = iface->choose_coding(operation.local, operation.length, operation.ratio);
     }
     if (option == BypassOption::NEVER ||
         (operation.kind == Kind::PUT && operation.length <= iface->inline_max) ||
@@ -84,7 +84,7 @@ void Ep::choose_way(Operation &operation)
         return;
     }
     if (option == BypassOption::ALWAYS || small ||
-        (operation.kind == Kind::PUT && operation.dtype == ZIP_DTYPE_BYTES)) {
+        (operation.kind == Kind::PUT && operation.coding.dtype == ZIP_DTYPE_BYTES)) {
         operation.way = Way::STRAIGHT;
         return;
     }
@@ -175,7 +175,7 @@ bool Ep::can_advance() const
 
 // Puts the encoded bytes of the next piece of `left` bytes at `data` where they can be sent from,
 // and completes `segment`. False if that has to wait, or the endpoint has failed.
-bool Ep::encode_segment(zip_dtype_t dtype, const char *data, size_t left)
+bool Ep::encode_segment(zip_coding_t coding, const char *data, size_t left)
 {
     segment.header.to = peer_id;
     if (in_flight.size() + unannounced.size() >= MAX_IN_FLIGHT) {
@@ -216,7 +216,7 @@ bool Ep::encode_segment(zip_dtype_t dtype, const char *data, size_t left)
         output = iface->tx_pool->slot(segment_buffer->slot);
     }
     size_t encoded = 0;
-    const zip_status_t status = zip_codec_encode(dtype, data, segment.length, output,
+    const zip_status_t status = zip_codec_encode(coding, data, segment.length, output,
                                                  zip_codec_bound(segment.length), &encoded);
     if (status != ZIP_OK) {
         zip_error("zip: cannot encode %zu bytes: %s", size_t(segment.length),
@@ -243,7 +243,7 @@ bool Ep::prepare_segment()
     segment.region = operation.rkey->region;
     segment.address = operation.address + operation.done;
     segment_is_answer = false;
-    return encode_segment(operation.dtype, operation.local + operation.done,
+    return encode_segment(operation.coding, operation.local + operation.done,
                           operation.length - operation.done);
 }
 
@@ -262,7 +262,7 @@ bool Ep::prepare_answer()
     segment.region = answer.request.to_region;
     segment.address = answer.request.to_address + answer.done;
     segment_is_answer = true;
-    const bool prepared = encode_segment(answer.dtype, data, left);
+    const bool prepared = encode_segment(answer.coding, data, left);
     iface->md->unpin(source);
     return prepared;
 }
@@ -870,10 +870,10 @@ void Ep::on_get(const char *data, size_t length)
     }
     Answer answer{message};
     float ratio;
-    answer.dtype = iface->choose_dtype(reinterpret_cast<const char *>(message.address),
-                                       message.length, ratio);
+    answer.coding = iface->choose_coding(reinterpret_cast<const char *>(message.address),
+                                         message.length, ratio);
     iface->md->unpin(source);
-    if (message.may_decline != 0 && answer.dtype == ZIP_DTYPE_BYTES) {
+    if (message.may_decline != 0 && answer.coding.dtype == ZIP_DTYPE_BYTES) {
         to_decline.push_back(message.to_region);
     } else {
         answers.push_back(answer);

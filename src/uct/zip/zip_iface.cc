@@ -19,7 +19,19 @@ ucx::Tl tl;
 static uct_iface_ops_t iface_ops;
 static ucx::InternalOps internal_ops;
 
-static const char *dtype_option_names[] = {"auto", "bf16", "fp32", "none", nullptr};
+static const char *dtype_option_names[] = {"auto", "bf16", "fp32", "fp16", "fp64",
+                                           "e4m3", "e5m2", "none", nullptr};
+// What they stand for, and the ratio of normally distributed values.
+struct DtypeChoice {
+    zip_dtype_t dtype;
+    float ratio;
+};
+constexpr DtypeChoice dtype_choices[] = {
+        {ZIP_DTYPE_AUTO, 1},     {ZIP_DTYPE_BF16, 0.67f}, {ZIP_DTYPE_FP32, 0.84f},
+        {ZIP_DTYPE_FP16, 0.86f}, {ZIP_DTYPE_FP64, 0.88f}, {ZIP_DTYPE_E4M3, 0.84f},
+        {ZIP_DTYPE_E5M2, 0.71f}, {ZIP_DTYPE_BYTES, 1},
+};
+static_assert(std::size(dtype_choices) + 1 == std::size(dtype_option_names));
 static const char *connect_option_names[] = {"auto", "iface", "ep", nullptr};
 static const char *order_option_names[] = {"auto", "flush", nullptr};
 
@@ -42,8 +54,9 @@ ucs_config_field_t iface_options_table[] = {
          ucs_offsetof(IfaceOptions, min_size), UCS_CONFIG_TYPE_MEMUNITS},
 
         {"DTYPE", "auto",
-         "Element type of the data: bf16, fp32, none (send as it is), or auto (looked for in every "
-         "message).\n"
+         "Element type of the data: bf16, fp32, fp16, fp64, e4m3, e5m2, none (send as it is), or "
+         "auto (looked for in\n"
+         "every message).\n"
          "A wrong type costs ratio, never correctness.",
          ucs_offsetof(IfaceOptions, dtype), UCS_CONFIG_TYPE_ENUM(dtype_option_names)},
 
@@ -627,8 +640,8 @@ double codec_speed()
         for (unsigned round = 0; round < ROUNDS; ++round) {
             size_t length = 0;
             const auto start = std::chrono::steady_clock::now();
-            zip_codec_encode(ZIP_DTYPE_BF16, data.data(), VALUES * sizeof(uint16_t), encoded.data(),
-                             encoded.size(), &length);
+            zip_codec_encode({ZIP_DTYPE_BF16, ZIP_SHAPE_DEFAULT, 0}, data.data(),
+                             VALUES * sizeof(uint16_t), encoded.data(), encoded.size(), &length);
             const auto middle = std::chrono::steady_clock::now();
             zip_codec_decode(encoded.data(), length, decoded.data(), VALUES * sizeof(uint16_t));
             const auto end = std::chrono::steady_clock::now();
@@ -873,30 +886,23 @@ double Iface::lower_bandwidth() const
     return std::max(lower_attr.bandwidth.shared, lower_attr.bandwidth.dedicated);
 }
 
-zip_dtype_t Iface::choose_dtype(const void *data, size_t length, float &ratio) const
+zip_coding_t Iface::choose_coding(const void *data, size_t length, float &ratio) const
 {
     ratio = 1;
     if (length < options.min_size) {
-        return ZIP_DTYPE_BYTES;
+        return {};
+    }
+    const DtypeChoice &choice = dtype_choices[options.dtype];
+    if (choice.dtype != ZIP_DTYPE_AUTO) {
+        ratio = choice.ratio;
+        return {choice.dtype, ZIP_SHAPE_DEFAULT, 0};
     }
     zip_probe_t probe;
-    switch (static_cast<DtypeOption>(options.dtype)) {
-    case DtypeOption::BF16:
-        ratio = 0.67f;
-        return ZIP_DTYPE_BF16;
-    case DtypeOption::FP32:
-        ratio = 0.84f;
-        return ZIP_DTYPE_FP32;
-    case DtypeOption::NONE:
-        return ZIP_DTYPE_BYTES;
-    case DtypeOption::AUTO:
-        break;
-    }
     if (zip_codec_probe(data, length, &probe) != ZIP_OK) {
-        return ZIP_DTYPE_BYTES;
+        return {};
     }
     ratio = probe.ratio;
-    return probe.dtype;
+    return {probe.dtype, probe.shape, 0};
 }
 
 void Iface::depart(uct_ep_h lower_ep, uint64_t peer_id, bool dead, std::vector<uint32_t> slots)

@@ -27,14 +27,13 @@ struct IfaceOptions { // as UCX's parser fills it from iface_options_table
     size_t segment_size;
     size_t staging_size;
     size_t min_size;
-    unsigned dtype; // index of dtype_option_names
+    unsigned dtype; // index of dtype_option_names and dtype_choices
     unsigned connect;
     unsigned order;
     double bandwidth_ratio;
 };
 extern ucs_config_field_t iface_options_table[];
 
-enum class DtypeOption : unsigned { AUTO, BF16, FP32, NONE };
 enum class ConnectOption : unsigned { AUTO, IFACE, EP };
 enum class OrderOption : unsigned { AUTO, FLUSH };
 
@@ -169,7 +168,7 @@ struct Iface {
     double lower_bandwidth() const;
 
     // The codec's type for `length` bytes at `data`, and what of their length to expect.
-    zip_dtype_t choose_dtype(const void *data, size_t length, float &ratio) const;
+    zip_coding_t choose_coding(const void *data, size_t length, float &ratio) const;
 
     // Takes over an endpoint below: says goodbye to `peer_id` unless `dead`, and destroys it from
     // progress. Then `slots` are free.
