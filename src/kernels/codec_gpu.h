@@ -10,7 +10,7 @@
 #ifndef ZIP_CODEC_GPU_H
 #define ZIP_CODEC_GPU_H
 
-#include "kernels/codec.h"
+#include "codec.h"
 
 #ifdef __cplusplus
 extern "C" {

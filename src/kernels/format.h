@@ -8,8 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#if defined(__CUDACC__) || defined(__HIPCC__)
+#if defined(__CUDACC__)
 #define ZIP_HOST_DEVICE __host__ __device__
+#elif defined(__HIP__)
+#define ZIP_HOST_DEVICE __attribute__((host, device))
 #else
 #define ZIP_HOST_DEVICE
 #endif

@@ -172,29 +172,40 @@ TEST_P(Codings, tiles_of_different_kinds)
                           data.begin() + ptrdiff_t(t * tile * size()));
         }
         const size_t chunk = trip.check(coding(), data);
-        if (dtype() != ZIP_DTYPE_E4M3 || coding().shape != ZIP_SHAPE_38) // saves one bit in 8
-            EXPECT_LT(chunk, n) << "not coded";
+        EXPECT_TRUE(chunk < n || (dtype() == ZIP_DTYPE_E4M3 && coding().shape == ZIP_SHAPE_38))
+                << "not coded"; // that saves one bit in 8
     }
 }
 
 TEST_P(Codings, all_targets_give_the_same_chunk)
 {
-    const size_t most = 20001 * size();
-    RoundTrip trip(most);
-    for (int64_t targets = hwy::SupportedTargets(); targets != 0; targets &= targets - 1) {
-        SCOPED_TRACE(hwy::TargetName(targets & -targets));
-        hwy::SetSupportedTargetsForTest(targets & -targets);
-        hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-        for (Data kind : {Data::NORMAL, Data::WIDE, Data::COLLIDING, Data::STEPS, Data::MIXED}) {
+    for (Data kind : {Data::NORMAL, Data::WIDE, Data::COLLIDING, Data::STEPS, Data::MIXED}) {
+        for (size_t values : {777, 20000}) {
             SCOPED_TRACE(name_of(kind));
-            for (size_t values : {777, 20000})
-                trip.check(coding(), make_data(kind, dtype(), values * size(), 7), values % 2 == 0,
-                           values % 4);
+            const Bytes data = make_data(kind, dtype(), values * size() + size() / 2, 7);
+            Bytes expected(zip_codec_bound(data.size())), chunk(expected), back(data.size());
+            size_t expected_size, chunk_size;
+            ASSERT_EQ(ZIP_OK, cpu::encode(Coder::SCALAR, coding(), data.data(), data.size(),
+                                          expected.data(), expected.size(), &expected_size));
+            for (int64_t targets = hwy::SupportedTargets(); targets != 0; targets &= targets - 1) {
+                SCOPED_TRACE(hwy::TargetName(targets & -targets));
+                hwy::SetSupportedTargetsForTest(targets & -targets);
+                hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+                std::fill(chunk.begin(), chunk.end(), 0xa5);
+                std::fill(back.begin(), back.end(), 0xa5);
+                EXPECT_EQ(ZIP_OK, zip_codec_encode(coding(), data.data(), data.size(), chunk.data(),
+                                                   chunk.size(), &chunk_size));
+                EXPECT_EQ(expected_size, chunk_size);
+                EXPECT_EQ(0, memcmp(expected.data(), chunk.data(), expected_size));
+                EXPECT_EQ(ZIP_OK,
+                          zip_codec_decode(chunk.data(), expected_size, back.data(), back.size()));
+                EXPECT_EQ(data, back);
+                hwy::SetSupportedTargetsForTest(0);
+                hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+            }
+            if (HasFailure())
+                return;
         }
-        hwy::SetSupportedTargetsForTest(0);
-        hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-        if (HasFailure())
-            return;
     }
 }
 
@@ -299,7 +310,9 @@ TEST_P(CodecTypes, every_head)
         memcpy(value + (size == 1 ? 0 : size - 2), &head, size == 1 ? 1 : 2);
     }
     RoundTrip trip(data.size());
-    EXPECT_LT(trip.check(as(GetParam()), data), data.size() * 95 / 100);
+    // fp64 has exponents without a symbol in all tiles but the first
+    EXPECT_TRUE(trip.check(as(GetParam()), data) < data.size() * 95 / 100 ||
+                GetParam() == ZIP_DTYPE_FP64);
 }
 
 INSTANTIATE_TEST_SUITE_P(, CodecTypes, testing::ValuesIn(TYPES),
@@ -635,7 +648,27 @@ TEST(CodecFormat, chunk_is_what_it_was)
         hashes[name_of(coding)] = hash(out.data(), size);
     }
     const std::map<std::string, uint64_t> expected = {
-            // EXPECTED
+            {"bf16_22228", 0xe52e751170776193},       {"bf16_22228_small", 0x1b6d1ef5867b13d0},
+            {"bf16_11238", 0x5d7b1b94f781e3e9},       {"bf16_11238_small", 0xfe4481edb217afca},
+            {"bf16_38", 0x55cdf06d96da3f12},          {"bf16_38_small", 0x0f9a1f8874ca83e2},
+            {"bf16_dense", 0xfd7c433f3ed5d06c},       {"fp32_22228", 0x21026a7d6bcb287d},
+            {"fp32_22228_small", 0xafcb55321120f490}, {"fp32_11238", 0x2bed4927b119e6c3},
+            {"fp32_11238_small", 0x22527b8e411a807c}, {"fp32_38", 0x5b0d52004a5fb912},
+            {"fp32_38_small", 0x3fedd36cdc0f5a37},    {"fp32_dense", 0x304fe0d91f9ad841},
+            {"fp16_22228", 0xb4a284ce16e43bb6},       {"fp16_22228_small", 0x4792b136fc2434a3},
+            {"fp16_11238", 0x953027782dbc9d74},       {"fp16_11238_small", 0xd3e6df1104eb826d},
+            {"fp16_38", 0x4830cfa5e1f74479},          {"fp16_38_small", 0x5e141b429ed48a30},
+            {"fp16_dense", 0xa96af22fadcc95bb},       {"fp64_22228", 0x4d86dead9b13e6a9},
+            {"fp64_22228_small", 0xe74a66f57d9fae85}, {"fp64_11238", 0xcadeaa536287a9fa},
+            {"fp64_11238_small", 0x0f89970a48b32f6e}, {"fp64_38", 0xa0713c463c3acac5},
+            {"fp64_38_small", 0xd3cf73a2c664b79f},    {"fp64_dense", 0xa0e75f3c5fb87077},
+            {"e4m3_22228", 0x138eb648bc74e4f1},       {"e4m3_22228_small", 0xa2b8dd4ae6e2fc7a},
+            {"e4m3_11238", 0x2f14ad65e5761743},       {"e4m3_11238_small", 0x43922550ec6f5028},
+            {"e4m3_38", 0x160f1cd7bdc36756},          {"e4m3_38_small", 0x24b813a247aa960a},
+            {"e4m3_dense", 0x9a44917beec811fb},       {"e5m2_22228", 0xff3486b1374390af},
+            {"e5m2_22228_small", 0xabc6e12a2bdb0fb6}, {"e5m2_11238", 0x1181b289d0c07d61},
+            {"e5m2_11238_small", 0xf96fcfdc47ed987e}, {"e5m2_38", 0x723bea8755d19deb},
+            {"e5m2_38_small", 0xe7940629ee1fb5c4},    {"e5m2_dense", 0x2a3c4653caa31a51},
     };
     EXPECT_EQ(expected, hashes);
 }
@@ -643,27 +676,37 @@ TEST(CodecFormat, chunk_is_what_it_was)
 using ProbeParam = std::tuple<zip_dtype_t, Data>;
 class CodecProbe : public testing::TestWithParam<ProbeParam> {};
 
-TEST_P(CodecProbe, tells_the_type)
+TEST_P(CodecProbe, finds_the_best_type_and_shape)
 {
     const auto [dtype, kind] = GetParam();
-    for (size_t n : {size_t(65536), size_t(1) << 20}) {
+    for (size_t n : {size_t(65536), size_t(1) << 19}) {
+        SCOPED_TRACE(n);
         const Bytes data = make_data(kind, dtype, n);
         zip_probe_t probe;
         ASSERT_EQ(ZIP_OK, zip_codec_probe(data.data(), n, &probe));
-        EXPECT_STREQ(zip_dtype_name(dtype), zip_dtype_name(probe.dtype));
-        EXPECT_NEAR(ratio_of(as(dtype, probe.shape), data), probe.ratio, 0.03);
-        EXPECT_GT(probe.confidence, 0);
+        EXPECT_GE(probe.confidence, 0);
         EXPECT_LE(probe.confidence, 1);
-        const zip_shape_t other =
-                probe.shape == ZIP_SHAPE_22228 ? ZIP_SHAPE_11238 : ZIP_SHAPE_22228;
-        EXPECT_LE(ratio_of(as(dtype, probe.shape), data), ratio_of(as(dtype, other), data) + 0.01);
+        double best = 1;
+        for (zip_dtype_t other : TYPES) {
+            for (zip_shape_t shape : {ZIP_SHAPE_22228, ZIP_SHAPE_11238})
+                best = std::min(best, ratio_of(as(other, shape), data));
+        }
+        const double found = ratio_of(as(probe.dtype, probe.shape), data);
+        EXPECT_NEAR(found, probe.ratio, 0.03);
+        EXPECT_LE(found, best + 0.025) << zip_dtype_name(probe.dtype);
+        // Where nothing else comes near.
+        if (kind == Data::NORMAL || kind == Data::UNIFORM) {
+            EXPECT_STREQ(zip_dtype_name(dtype), zip_dtype_name(probe.dtype));
+            EXPECT_GE(probe.confidence, 0.1);
+        }
     }
 }
 
 INSTANTIATE_TEST_SUITE_P(, CodecProbe,
                          testing::Combine(testing::ValuesIn(TYPES),
                                           testing::Values(Data::NORMAL, Data::UNIFORM,
-                                                          Data::HALF_ZERO, Data::WIDE)),
+                                                          Data::HALF_ZERO, Data::WIDE, Data::EQUAL,
+                                                          Data::RANDOM_BITS)),
                          [](const testing::TestParamInfo<ProbeParam> &p) {
                              return std::string(zip_dtype_name(std::get<0>(p.param))) + "_" +
                                     name_of(std::get<1>(p.param));

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The launcher's driver on CUDA: the driver API alone, found at run time, in the caller's context.
+#include <cuda.h>
+#include <dlfcn.h>
+
+#include <memory>
+#include <new>
+#include <string>
+
+#include "kernels/gpu/launcher.h"
+
+// The kernels for all architectures; the build embeds them.
+extern "C" const unsigned char zip_gpu_image[];
+
+namespace zip::gpu {
+
+namespace {
+
+#define ZIP_CUDA_FUNCTIONS(F)                                                                      \
+    F(cuGetErrorName)                                                                              \
+    F(cuGetErrorString)                                                                            \
+    F(cuCtxGetCurrent)                                                                             \
+    F(cuCtxPushCurrent_v2)                                                                         \
+    F(cuCtxPopCurrent_v2)                                                                          \
+    F(cuCtxGetDevice)                                                                              \
+    F(cuThreadExchangeStreamCaptureMode)                                                           \
+    F(cuDeviceGetAttribute)                                                                        \
+    F(cuModuleLoadDataEx)                                                                          \
+    F(cuModuleUnload)                                                                              \
+    F(cuModuleGetFunction)                                                                         \
+    F(cuFuncGetAttribute)                                                                          \
+    F(cuFuncSetAttribute)                                                                          \
+    F(cuStreamCreate)                                                                              \
+    F(cuStreamDestroy_v2)                                                                          \
+    F(cuStreamSynchronize)                                                                         \
+    F(cuEventCreate)                                                                               \
+    F(cuEventDestroy_v2)                                                                           \
+    F(cuEventRecord)                                                                               \
+    F(cuEventQuery)                                                                                \
+    F(cuMemAlloc_v2)                                                                               \
+    F(cuMemFree_v2)                                                                                \
+    F(cuMemHostAlloc)                                                                              \
+    F(cuMemFreeHost)                                                                               \
+    F(cuMemsetD8Async)                                                                             \
+    F(cuMemcpyHtoDAsync_v2)                                                                        \
+    F(cuLaunchKernel)
+
+struct Cuda {
+#define ZIP_MEMBER(name) decltype(&::name) name;
+    ZIP_CUDA_FUNCTIONS(ZIP_MEMBER)
+#undef ZIP_MEMBER
+    // Forces a kernel to be loaded; drivers before 12.4 lack it.
+    CUresult (*cuFuncLoad)(CUfunction);
+
+    // Null, with a text, where there is no driver. The driver stays open: it cannot be unloaded
+    // safely.
+    static const Cuda *load();
+};
+
+const Cuda *Cuda::load()
+{
+    static Cuda cuda;
+    static const std::string error = []() -> std::string {
+        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+        if (library == nullptr)
+            return std::string("no CUDA driver: ") + dlerror();
+#define ZIP_FIND(name)                                                                             \
+    cuda.name = reinterpret_cast<decltype(cuda.name)>(dlsym(library, #name));                      \
+    if (cuda.name == nullptr)                                                                      \
+        return "the CUDA driver is too old: it lacks " #name;
+        ZIP_CUDA_FUNCTIONS(ZIP_FIND)
+#undef ZIP_FIND
+        cuda.cuFuncLoad = reinterpret_cast<decltype(cuda.cuFuncLoad)>(dlsym(library, "cuFuncLoad"));
+        return "";
+    }();
+    if (error.empty())
+        return &cuda;
+    fail(ZIP_ERR_NO_DEVICE, "%s", error.c_str());
+    return nullptr;
+}
+
+class CudaDriver final : public Driver {
+public:
+    explicit CudaDriver(const Cuda &cuda) : cuda_(cuda) {}
+    ~CudaDriver() override
+    {
+        if (module_ != nullptr && enter() == ZIP_OK) {
+            cuda_.cuModuleUnload(module_);
+            leave();
+        }
+    }
+    zip_status_t open();
+
+    zip_status_t enter() override
+    {
+        const zip_status_t status = check(cuda_.cuCtxPushCurrent_v2(context_), "cuCtxPushCurrent");
+        if (status != ZIP_OK)
+            return status;
+        // somebody else's capture of a stream must not forbid what is done on ours
+        capture_mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+        cuda_.cuThreadExchangeStreamCaptureMode(&capture_mode_);
+        return ZIP_OK;
+    }
+    void leave() override
+    {
+        cuda_.cuThreadExchangeStreamCaptureMode(&capture_mode_);
+        CUcontext own;
+        cuda_.cuCtxPopCurrent_v2(&own);
+    }
+    const DeviceInfo &info() const override { return info_; }
+
+    zip_status_t stream_create(void **stream_p) override
+    {
+        return check(cuda_.cuStreamCreate(reinterpret_cast<CUstream *>(stream_p),
+                                          CU_STREAM_NON_BLOCKING),
+                     "cuStreamCreate");
+    }
+    void stream_destroy(void *stream) override
+    {
+        cuda_.cuStreamDestroy_v2(static_cast<CUstream>(stream));
+    }
+    zip_status_t stream_synchronize(void *stream) override
+    {
+        return check(cuda_.cuStreamSynchronize(static_cast<CUstream>(stream)),
+                     "cuStreamSynchronize");
+    }
+    zip_status_t event_create(void **event_p) override
+    {
+        return check(
+                cuda_.cuEventCreate(reinterpret_cast<CUevent *>(event_p), CU_EVENT_DISABLE_TIMING),
+                "cuEventCreate");
+    }
+    void event_destroy(void *event) override
+    {
+        cuda_.cuEventDestroy_v2(static_cast<CUevent>(event));
+    }
+    zip_status_t event_record(void *event, void *stream) override
+    {
+        return check(
+                cuda_.cuEventRecord(static_cast<CUevent>(event), static_cast<CUstream>(stream)),
+                "cuEventRecord");
+    }
+    zip_status_t event_query(void *event, bool *done_p) override
+    {
+        const CUresult result = cuda_.cuEventQuery(static_cast<CUevent>(event));
+        *done_p = result == CUDA_SUCCESS;
+        return result == CUDA_ERROR_NOT_READY ? ZIP_OK : check(result, "cuEventQuery");
+    }
+
+    zip_status_t allocate_device(size_t size, void **memory_p) override
+    {
+        CUdeviceptr address = 0;
+        const zip_status_t status = check(cuda_.cuMemAlloc_v2(&address, size), "cuMemAlloc");
+        *memory_p = reinterpret_cast<void *>(address);
+        return status;
+    }
+    void free_device(void *memory) override { cuda_.cuMemFree_v2(address_of(memory)); }
+    zip_status_t allocate_pinned(size_t size, void **memory_p) override
+    {
+        return check(cuda_.cuMemHostAlloc(memory_p, size, CU_MEMHOSTALLOC_PORTABLE),
+                     "cuMemHostAlloc");
+    }
+    void free_pinned(void *memory) override { cuda_.cuMemFreeHost(memory); }
+    zip_status_t clear(void *device_memory, size_t size, void *stream) override
+    {
+        return check(cuda_.cuMemsetD8Async(address_of(device_memory), 0, size,
+                                           static_cast<CUstream>(stream)),
+                     "cuMemsetD8Async");
+    }
+    zip_status_t copy_to_device(void *device_memory, const void *pinned, size_t size,
+                                void *stream) override
+    {
+        return check(cuda_.cuMemcpyHtoDAsync_v2(address_of(device_memory), pinned, size,
+                                                static_cast<CUstream>(stream)),
+                     "cuMemcpyHtoDAsync");
+    }
+    zip_status_t launch(Kernel kernel, uint32_t blocks, uint32_t threads, bool filling,
+                        void *stream, const Launch &launch) override
+    {
+        void *arguments[] = {const_cast<Launch *>(&launch)};
+        return check(cuda_.cuLaunchKernel(functions_[kernel], blocks, 1, 1, threads, 1, 1,
+                                          filling ? filling_bytes_[kernel] : dynamic_bytes_[kernel],
+                                          static_cast<CUstream>(stream), arguments, nullptr),
+                     KERNEL_NAMES[kernel]);
+    }
+
+private:
+    static CUdeviceptr address_of(void *memory) { return reinterpret_cast<CUdeviceptr>(memory); }
+
+    zip_status_t check(CUresult result, const char *what) const
+    {
+        if (result == CUDA_SUCCESS)
+            return ZIP_OK;
+        const char *name = nullptr, *text = nullptr;
+        cuda_.cuGetErrorName(result, &name);
+        cuda_.cuGetErrorString(result, &text);
+        return fail(ZIP_ERR_DEVICE, "%s: %s (%s)", what, text != nullptr ? text : "unknown error",
+                    name != nullptr ? name : "?");
+    }
+    zip_status_t attribute(CUdevice device, CUdevice_attribute which, uint32_t *value_p) const
+    {
+        int value = 0;
+        const zip_status_t status =
+                check(cuda_.cuDeviceGetAttribute(&value, which, device), "cuDeviceGetAttribute");
+        *value_p = uint32_t(value);
+        return status;
+    }
+    zip_status_t load_module(CUdevice device);
+    zip_status_t prepare_kernel(Kernel kernel);
+
+    const Cuda &cuda_;
+    CUcontext context_ = nullptr;
+    CUmodule module_ = nullptr;
+    CUfunction functions_[KERNELS] = {};
+    uint32_t dynamic_bytes_[KERNELS] = {}; // shared memory of a launch
+    uint32_t filling_bytes_[KERNELS] = {}; // so that a multiprocessor holds one block
+    DeviceInfo info_{};
+    static thread_local CUstreamCaptureMode capture_mode_; // the calling thread's own
+};
+thread_local CUstreamCaptureMode CudaDriver::capture_mode_;
+
+zip_status_t CudaDriver::open()
+{
+    CUdevice device;
+    if (cuda_.cuCtxGetCurrent(&context_) != CUDA_SUCCESS || context_ == nullptr)
+        return fail(ZIP_ERR_NO_DEVICE, "no CUDA context is current in the calling thread");
+    zip_status_t status = check(cuda_.cuCtxGetDevice(&device), "cuCtxGetDevice");
+    if (status == ZIP_OK)
+        status =
+                attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &info_.multiprocessors);
+    if (status == ZIP_OK)
+        status = attribute(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+                           &info_.shared_bytes);
+    info_.few_threads = FEW_SM_THREADS;
+    if (status != ZIP_OK)
+        return status;
+    status = enter();
+    if (status != ZIP_OK)
+        return status;
+    status = load_module(device);
+    for (uint32_t k = 0; k < KERNELS && status == ZIP_OK; ++k)
+        status = prepare_kernel(Kernel(k));
+    leave();
+    return status;
+}
+
+zip_status_t CudaDriver::load_module(CUdevice device)
+{
+    char log[400] = "";
+    CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+    void *values[] = {log, reinterpret_cast<void *>(sizeof log)};
+    const CUresult result = cuda_.cuModuleLoadDataEx(&module_, zip_gpu_image, 2, options, values);
+    if (result == CUDA_SUCCESS)
+        return ZIP_OK;
+    module_ = nullptr;
+    uint32_t major = 0, minor = 0;
+    attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &major);
+    attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &minor);
+    check(result, "cuModuleLoadDataEx");
+    const std::string text = error_text();
+    const bool unknown = result == CUDA_ERROR_NO_BINARY_FOR_GPU;
+    return fail(unknown ? ZIP_ERR_NO_DEVICE : ZIP_ERR_DEVICE,
+                "kernels for compute capability %u.%u: %s%s%s", major, minor, text.c_str(),
+                *log != 0 ? ": " : "", log);
+}
+
+zip_status_t CudaDriver::prepare_kernel(Kernel kernel)
+{
+    zip_status_t status =
+            check(cuda_.cuModuleGetFunction(&functions_[kernel], module_, KERNEL_NAMES[kernel]),
+                  KERNEL_NAMES[kernel]);
+    // With lazy loading a kernel is loaded at its first launch, which may wait for kernels that
+    // spin.
+    if (status == ZIP_OK && cuda_.cuFuncLoad != nullptr)
+        status = check(cuda_.cuFuncLoad(functions_[kernel]), KERNEL_NAMES[kernel]);
+    int own_bytes = 0;
+    auto static_bytes = [&](Kernel of, int *bytes_p) {
+        return check(cuda_.cuFuncGetAttribute(bytes_p, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+                                              functions_[of]),
+                     "cuFuncGetAttribute");
+    };
+    if (status == ZIP_OK)
+        status = static_bytes(kernel, &own_bytes);
+    if (status != ZIP_OK)
+        return status;
+    uint32_t dynamic = 0;
+    if (kernel == KERNEL_ENCODE_FEW || kernel == KERNEL_DECODE_FEW) {
+        // its workers have each what a block of the kernel for all multiprocessors has
+        int worker_bytes = 0;
+        status = static_bytes(kernel == KERNEL_ENCODE_FEW ? KERNEL_ENCODE : KERNEL_DECODE,
+                              &worker_bytes);
+        dynamic = dynamic_bytes_[kernel] =
+                info_.few_threads / TILE_THREADS * uint32_t(worker_bytes);
+    } else if (kernel == KERNEL_ENCODE_DENSE || kernel == KERNEL_DECODE_DENSE) {
+        constexpr uint32_t UNIT = 128; // shared memory is given out in pieces of it
+        const uint32_t half = info_.shared_bytes / 2 / UNIT * UNIT + UNIT;
+        dynamic = filling_bytes_[kernel] =
+                half > uint32_t(own_bytes) ? half - uint32_t(own_bytes) : 0;
+    }
+    if (status == ZIP_OK && dynamic != 0)
+        status = check(cuda_.cuFuncSetAttribute(functions_[kernel],
+                                                CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                                int(dynamic)),
+                       KERNEL_NAMES[kernel]);
+    return status;
+}
+
+zip_status_t open_cuda(zip_gpu_t **gpu_p)
+{
+    if (gpu_p == nullptr)
+        return fail(ZIP_ERR_INVALID_PARAM, "gpu_p is null");
+    const Cuda *cuda = Cuda::load();
+    if (cuda == nullptr)
+        return ZIP_ERR_NO_DEVICE;
+    std::unique_ptr<CudaDriver> driver(new (std::nothrow) CudaDriver(*cuda));
+    if (driver == nullptr)
+        return fail(ZIP_ERR_DEVICE, "out of host memory");
+    const zip_status_t status = driver->open();
+    return status == ZIP_OK ? open_with(std::move(driver), gpu_p) : status;
+}
+
+const zip_gpu_api_t cuda_api = make_api("cuda", open_cuda);
+
+} // namespace
+
+} // namespace zip::gpu
+
+extern "C" __attribute__((visibility("default"))) const zip_gpu_api_t *ZIP_GPU_BACK_END()
+{
+    return &zip::gpu::cuda_api;
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the launcher needs of a GPU's driver. One implementation for CUDA, one for HIP, and one for
+// tests that runs kernels on the CPU.
+#ifndef ZIP_KERNELS_GPU_DRIVER_H
+#define ZIP_KERNELS_GPU_DRIVER_H
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/codec.h"
+#include "kernels/gpu/job.h"
+
+namespace zip::gpu {
+
+// Keeps the text as the calling thread's last error and returns `status`.
+zip_status_t fail(zip_status_t status, const char *pattern, ...)
+        __attribute__((format(printf, 2, 3)));
+// The calling thread's last error; never null.
+const char *error_text();
+
+enum Kernel : uint32_t {
+    KERNEL_ENCODE,
+    KERNEL_DECODE,
+    KERNEL_ENCODE_FEW,
+    KERNEL_DECODE_FEW,
+    KERNEL_ENCODE_DENSE,
+    KERNEL_DECODE_DENSE,
+    KERNEL_PROBE,
+    KERNELS
+};
+// By Kernel; job.h says what they are.
+constexpr const char *KERNEL_NAMES[KERNELS] = {
+        "zip_encode",       "zip_decode",       "zip_encode_few", "zip_decode_few",
+        "zip_encode_dense", "zip_decode_dense", "zip_probe",
+};
+
+struct DeviceInfo {
+    uint32_t multiprocessors;
+    uint32_t shared_bytes; // shared memory of a multiprocessor
+    uint32_t few_threads;  // of a block of the kernels for few multiprocessors
+};
+
+// Loads the kernels into the context that is current when it is made. All functions that return a
+// status have said with fail() what went wrong. But for enter() and leave() they are called between
+// these two; any thread may call, one queue's streams and events by one thread at a time.
+class Driver {
+public:
+    virtual ~Driver() = default;
+
+    // Makes the own context current in the calling thread, and the one before again.
+    virtual zip_status_t enter() = 0;
+    virtual void leave() = 0;
+
+    virtual const DeviceInfo &info() const = 0;
+
+    virtual zip_status_t stream_create(void **stream_p) = 0;
+    virtual void stream_destroy(void *stream) = 0;
+    virtual zip_status_t stream_synchronize(void *stream) = 0;
+    virtual zip_status_t event_create(void **event_p) = 0;
+    virtual void event_destroy(void *event) = 0;
+    virtual zip_status_t event_record(void *event, void *stream) = 0;
+    // Whether all before the event is done; of one that was never recorded: true.
+    virtual zip_status_t event_query(void *event, bool *done_p) = 0;
+
+    virtual zip_status_t allocate_device(size_t size, void **memory_p) = 0;
+    virtual void free_device(void *memory) = 0;
+    virtual zip_status_t allocate_pinned(size_t size, void **memory_p) = 0;
+    virtual void free_pinned(void *memory) = 0;
+    virtual zip_status_t clear(void *device_memory, size_t size, void *stream) = 0;
+    virtual zip_status_t copy_to_device(void *device_memory, const void *pinned, size_t size,
+                                        void *stream) = 0;
+
+    // `filling`: with so much dynamic shared memory that a multiprocessor holds one block.
+    virtual zip_status_t launch(Kernel kernel, uint32_t blocks, uint32_t threads, bool filling,
+                                void *stream, const Launch &launch) = 0;
+};
+
+} // namespace zip::gpu
+#endif

@@ -1,0 +1,600 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Encodes one tile. Device code.
+//
+// 1. Load the values; store low parts, signs and mantissas; keep symbols in registers, and in shared memory for the few that are raw.
+// 2. Count a sample of the symbols, rank them, make a table symbol -> rank index.
+// 3. Look every symbol up; transpose the rank indices into planes; level 1 is done.
+// 4. Count the codes of each level (prefix sums over lanes and groups) and take a part of the chunk's tail.
+// 5. Compress the codes of each level into the tail in shared memory, then copy it out.
+//
+// Performance: bound by memory at full occupancy (8 blocks of 128 threads, 64 registers), by issue slots where multiprocessors are few.
+#ifndef ZIP_KERNELS_GPU_ENCODE_H
+#define ZIP_KERNELS_GPU_ENCODE_H
+
+#include <cstdint>
+
+#include "kernels/gpu/bits.h"
+#include "kernels/gpu/cascade.h"
+#include "kernels/gpu/split.h"
+#include "kernels/gpu/tile.h"
+
+namespace zip::gpu {
+
+// Shared memory of a worker. kTailWords: most words of a tile's part of the tail.
+template <uint32_t kGroups, uint32_t kTailWords>
+struct EncodeShared {
+    alignas(16) uint32_t histogram[256];
+    // Keys (count << 8 | 255 - symbol) of the symbols in the sample, and of those that are not rare; zeros behind.
+    alignas(16) uint32_t seen[256];
+    alignas(16) uint32_t frequent[256];
+    alignas(16) uint32_t tail[kTailWords + 4];
+    alignas(16) U32x4 symbols[kGroups * 4 * simt::LANES]; // of a group's block h, stripes 2i and 2i + 1: [(h * 2 + i) * 32 + lane]
+    alignas(16) uint32_t compress[256];
+    uint8_t rank_of[256];
+    uint32_t dummy[simt::LANES];
+    uint32_t totals[kGroups][4]; // codes of tail levels t and t + 1 in a word
+    alignas(16) uint32_t table[4]; // SYMBOLS
+    Chunk chunk; // of the tile: kept here, since registers are short
+    uint64_t tail_offset;
+    uint32_t seen_count, frequent_count, samples, largest, no_symbol;
+};
+
+template <class T>
+ZIP_HOST_DEVICE constexpr uint32_t most_tail_words()
+{
+    return format::raw_tail_words(T::CODING, T::VALUES);
+}
+
+// Tables that a block copies to shared memory once.
+template <class Shared>
+SIMT_DEVICE void load_compress_table(Shared &shared, uint32_t thread, uint32_t threads)
+{
+    for (uint32_t i = thread; i < 256; i += threads)
+        shared.compress[i] = MOVE_TABLES.compress[i];
+}
+
+// The word of a raw tile's sequence (format.md, section 7), wherever it belongs.
+struct RawTarget {
+    uint32_t *counts, *symbols, *tail;
+    uint32_t counts_words;
+
+    SIMT_DEVICE uint32_t *at(uint32_t i) const
+    {
+        return i < counts_words                ? counts + i
+             : i < counts_words + 4 ? symbols + (i - counts_words)
+                                               : tail + (i - counts_words - 4);
+    }
+};
+
+// 8x8 bit transpose in every byte lane of 8 words. Its own inverse.
+SIMT_DEVICE void transpose_bytes(uint32_t (&w)[8])
+{
+    constexpr uint32_t MASK[3] = {0x0f0f0f0f, 0x33333333, 0x55555555};
+    SIMT_UNROLL
+    for (uint32_t step = 0; step < 3; ++step) {
+        const uint32_t s = 4 >> step;
+        SIMT_UNROLL
+        for (uint32_t i = 0; i < 8; ++i) {
+            if ((i & s) == 0) {
+                const uint32_t x = w[i], y = w[i + s];
+                w[i] = select(MASK[step], x, y << s);
+                w[i + s] = select(MASK[step], x >> s, y);
+            }
+        }
+    }
+}
+
+// Planes of exponents from a block's symbol words (stripe i in [2i, 2i + 2)): bit 4k + i of plane q is bit q of stripe i's value k.
+SIMT_DEVICE void exponent_planes(const uint32_t (&symbol)[8], uint32_t (&plane)[8])
+{
+    // Byte c of word k: value k of stripe c. After the transpose word q holds, in byte c, bit k: bit q of that value; then bits go from 8c + k to 4k + c.
+    uint32_t lower[4], upper[4]; // of the nibbles
+    SIMT_UNROLL
+    for (uint32_t i = 0; i < 4; ++i) {
+        lower[i] = pack_nibbles(symbol[2 * i] & 0x0f0f0f0f, symbol[2 * i + 1] & 0x0f0f0f0f);
+        upper[i] = pack_nibbles(symbol[2 * i] >> 4 & 0x0f0f0f0f, symbol[2 * i + 1] >> 4 & 0x0f0f0f0f);
+    }
+    transpose_nibbles(lower);
+    transpose_nibbles(upper);
+    SIMT_UNROLL
+    for (uint32_t q = 0; q < 4; ++q) {
+        plane[q] = lower[q];
+        plane[4 + q] = upper[q];
+    }
+}
+
+// One of the eight values of a stripe, from its two symbol words.
+SIMT_DEVICE uint32_t byte_of(uint32_t a, uint32_t b, uint32_t k)
+{
+    return simt::byte_perm(a, b, k) & 255;
+}
+
+// Element k (0..7) of four words of two 16-bit halves.
+SIMT_DEVICE uint32_t half_of(const uint32_t *w, uint32_t k)
+{
+    const uint32_t pair = k & 4 ? (k & 2 ? w[3] : w[2]) : (k & 2 ? w[1] : w[0]);
+    return k & 1 ? pair >> 16 : pair & 0xffff;
+}
+
+// Writes the header of a chunk whose tail is known, but for `trailing`'s source, which it reads.
+SIMT_DEVICE void write_header(const Chunk &chunk, uint8_t dtype, uint8_t shape, bool small, uint32_t value_size, uint64_t tail_words)
+{
+    const uint32_t trailing = uint32_t(chunk.length % value_size);
+    const uint8_t *const end = chunk.data + (chunk.length - trailing);
+    uint64_t rest = 0;
+    for (uint32_t i = 0; i < trailing; ++i)
+        rest |= uint64_t(end[i]) << (8 * i);
+    auto *const header = reinterpret_cast<uint64_t *>(chunk.out);
+    header[0] = uint64_t(format::MAGIC) | uint64_t(format::VERSION) << 16 | uint64_t(dtype) << 24 | uint64_t(shape) << 32 |
+                uint64_t(format::HEADER_LENGTH / format::HEADER_UNIT) << 40 |
+                uint64_t(small ? format::FLAG_SMALL_TILES : 0) << 48;
+    header[1] = chunk.length;
+    header[2] = tail_words * format::TAIL_WORD;
+    header[3] = header[4] = 0;
+    header[5] = rest;
+}
+
+SIMT_DEVICE uint64_t progress_word(uint64_t tail_words, uint32_t coding, uint16_t seq)
+{
+    return tail_words | uint64_t(coding) << 32 | uint64_t(seq) << 48;
+}
+
+constexpr uint32_t TAIL_TILES_SHIFT = 40; // in ChunkState::tail
+constexpr uint64_t TAIL_WORDS_MASK = (uint64_t(1) << TAIL_TILES_SHIFT) - 1;
+
+// One thread, once the worker has written all of its tile: the last worker of the chunk says that it is done.
+SIMT_DEVICE void encode_done(const Chunk &chunk, uint32_t coding, uint16_t seq)
+{
+    if (uint32_t(simt::atomic_add_acq_rel(&chunk.state->done, 1)) + 1 != chunk.tiles)
+        return;
+    const uint64_t words = chunk.state->tail & TAIL_WORDS_MASK;
+    chunk.state->tail = 0;
+    chunk.state->done = 0;
+    simt::publish(chunk.progress, progress_word(words, coding, seq));
+}
+
+template <class T, class Shared, class Barrier>
+SIMT_DEVICE void encode_tile(const Launch &launch, const Place &place, Shared &shared, uint32_t thread, Barrier barrier)
+{
+    using C = Cascade<T::SHAPE>;
+    constexpr uint32_t H = T::GROUP_BLOCKS, L = C::LEVELS;
+    constexpr bool FP64 = T::DTYPE == format::DTYPE_FP64;
+    constexpr bool DENSE = T::SHAPE == format::SHAPE_DENSE;
+    const uint32_t lane = thread % simt::LANES, group = thread / simt::LANES;
+
+    const bool small = !DENSE && place.item->small_tiles != 0;
+    const uint32_t tile_values = small ? T::VALUES / 2 : T::VALUES;
+    const uint8_t *const data = data_of(place);
+    const uint64_t first = uint64_t(place.tile) * tile_values;
+    const uint64_t left = length_of(place) / T::SIZE - first;
+    const TileExtent tile = tile_extent<T>(left, small);
+    const bool whole = tile.whole;
+    const uint32_t values = tile.values;
+    const uint32_t first_block = group * tile.blocks; // of the tile
+    const uint64_t at_block = first + first_block * format::BLOCK_VALUES;
+
+    const uint8_t *const source = data + at_block * T::SIZE;
+    const bool near_end = place.last && left < tile_values + 16;
+    const Reach reach = !whole                                                            ? Reach::PARTS
+                      : (reinterpret_cast<uintptr_t>(data) & 15) == 0 ? Reach::ALIGNED
+                      : near_end                                                          ? Reach::PARTS
+                                                                                          : Reach::SHIFTED;
+
+    BlockExtent extent[H];
+    SIMT_UNROLL
+    for (uint32_t h = 0; h < H; ++h)
+        extent[h] = group_block(tile, group, h);
+
+    // 1. Rows come in batches of at most 8 vectors a lane, for registers' sake.
+    constexpr uint32_t ALL_ROWS = H * T::ROWS, BATCH = ALL_ROWS < 8 ? ALL_ROWS : 8;
+    U32x4 v[BATCH];
+    auto load_batch = [&](uint32_t batch) {
+        if (reach == Reach::ALIGNED) {
+            SIMT_UNROLL
+            for (uint32_t i = 0; i < BATCH; ++i) {
+                const uint32_t row = batch * BATCH + i, h = row / T::ROWS;
+                v[i] = h < tile.blocks ? load_row<T>(source + h * T::BLOCK_BYTES, Reach::ALIGNED, extent[h], row % T::ROWS, lane)
+                                       : U32x4{0, 0, 0, 0};
+            }
+        } else if (reach == Reach::SHIFTED) {
+            SIMT_UNROLL
+            for (uint32_t i = 0; i < BATCH; ++i) {
+                const uint32_t row = batch * BATCH + i, h = row / T::ROWS;
+                v[i] = h < tile.blocks ? load_row<T>(source + h * T::BLOCK_BYTES, Reach::SHIFTED, extent[h], row % T::ROWS, lane)
+                                       : U32x4{0, 0, 0, 0};
+            }
+        } else {
+            SIMT_UNROLL
+            for (uint32_t i = 0; i < BATCH; ++i) {
+                const uint32_t row = batch * BATCH + i, h = row / T::ROWS;
+                v[i] = h < tile.blocks ? load_row<T>(source + h * T::BLOCK_BYTES, Reach::PARTS, extent[h], row % T::ROWS, lane)
+                                       : U32x4{0, 0, 0, 0};
+            }
+        }
+    };
+    load_batch(0);
+
+    {
+        constexpr uint32_t CLEAR = sizeof(shared.histogram) + sizeof(shared.seen) + sizeof(shared.frequent);
+        static_assert(CLEAR == 3 * 1024);
+        auto *const lists = reinterpret_cast<U32x4 *>(shared.histogram);
+        for (uint32_t i = thread; i < CLEAR / 16; i += T::THREADS)
+            lists[i] = {0, 0, 0, 0};
+        auto *const tail = reinterpret_cast<U32x4 *>(shared.tail);
+        for (uint32_t i = thread; i < (most_tail_words<T>() + 3) / 4; i += T::THREADS)
+            tail[i] = {0, 0, 0, 0};
+        if (thread < 4)
+            shared.table[thread] = 0;
+        if (thread == 0) {
+            shared.chunk = chunk_of(launch, place, T::SIZE, tile_values);
+            shared.seen_count = shared.frequent_count = shared.samples = shared.largest = shared.no_symbol = 0;
+        }
+    }
+    barrier.sync();
+
+    const Chunk &chunk = shared.chunk;
+    Split<T> split[H];
+    U32x4 *const symbols = shared.symbols + group * (2 * H) * simt::LANES + lane;
+    SIMT_UNROLL
+    for (uint32_t h = 0; h < H; ++h)
+        start_split(split[h]);
+    const uint64_t mantissa_block = T::MANTISSA_BYTES ? at_block : 0;
+    BlockSections to{chunk.out + format::HEADER_LENGTH + mantissa_block,
+                     chunk.out + uint64_t(chunk.sections.low) * 16 + at_block * (T::TYPE.low_bytes > 2 ? 2 : T::TYPE.low_bytes),
+                     chunk.out + uint64_t(chunk.sections.low2) * 16 + at_block * 4};
+    SIMT_UNROLL
+    for (uint32_t batch = 0; batch < ALL_ROWS / BATCH; ++batch) {
+        if (batch != 0)
+            load_batch(batch);
+        SIMT_UNROLL
+        for (uint32_t i = 0; i < BATCH; ++i) {
+            const uint32_t row = batch * BATCH + i, h = row / T::ROWS;
+            const BlockSections block{to.mantissa + h * format::BLOCK_VALUES,
+                                      to.low + h * format::BLOCK_VALUES * (T::TYPE.low_bytes > 2 ? 2 : T::TYPE.low_bytes),
+                                      to.low2 + h * format::BLOCK_VALUES * 4};
+            if (whole && h < tile.blocks) {
+                split_row<T>(v[i], row % T::ROWS, row % T::ROWS * simt::LANES + lane, true, T::ROW_VALUES, block, split[h]);
+            } else {
+                const uint32_t bytes = vector_bytes<T>(extent[h], row % T::ROWS, lane);
+                split_row<T>(v[i], row % T::ROWS, row % T::ROWS * extent[h].words + lane, bytes == 16, bytes / T::SIZE, block,
+                             split[h]);
+            }
+        }
+    }
+    if constexpr (!T::MANTISSA_BYTES) {
+        SIMT_UNROLL
+        for (uint32_t h = 0; h < H; ++h) {
+            finish_split(split[h]);
+            auto *const planes = reinterpret_cast<uint32_t *>(chunk.out + format::HEADER_LENGTH) +
+                                 T::K * format::BLOCK_WORDS * (at_block / format::BLOCK_VALUES + h);
+            if (lane < extent[h].words) {
+                SIMT_UNROLL
+                for (uint32_t q = 0; q < T::K; ++q)
+                    simt::store_stream(planes + q * extent[h].words + lane, split[h].mantissa[q]);
+            }
+        }
+    }
+
+    uint32_t exists[H]; // of a ragged tile's positions
+    SIMT_UNROLL
+    for (uint32_t h = 0; h < H; ++h)
+        exists[h] = whole ? (h < tile.blocks ? ~uint32_t(0) : 0) : existing<T>(extent[h], lane);
+    const bool sample_all = !whole && values < format::SAMPLE_ALL_BELOW;
+
+    // fp64: the tile's window of exponents, from the largest one in the sample.
+    uint32_t base = 0;
+    if constexpr (FP64) {
+        uint32_t largest = 0;
+        SIMT_UNROLL
+        for (uint32_t h = 0; h < H; ++h) {
+            SIMT_UNROLL
+            for (uint32_t i = 0; i < 4; ++i) {
+                for (uint32_t n = 0; n < (sample_all ? 8u : DENSE ? 2u : 1u); ++n) {
+                    const uint32_t k = sample_all ? n : format::sample_bit(first_block + h, lane, i) / 4 ^ 4 * n;
+                    const uint32_t e = half_of(split[h].wide + 4 * i, k);
+                    if ((exists[h] >> (4 * k + i) & 1) != 0 && e != format::FP64_INFINITY && e > largest)
+                        largest = e;
+                }
+            }
+        }
+        SIMT_UNROLL
+        for (uint32_t d = 1; d < simt::LANES; d *= 2) {
+            const uint32_t other = simt::shuffle_xor(largest, d);
+            largest = other > largest ? other : largest;
+        }
+        if (lane == 0)
+            simt::atomic_max_shared(&shared.largest, largest);
+        barrier.sync();
+        base = format::fp64_base(shared.largest);
+        bool missing = false;
+        SIMT_UNROLL
+        for (uint32_t h = 0; h < H; ++h) {
+            SIMT_UNROLL
+            for (uint32_t j = 0; j < 8; ++j) {
+                uint32_t packed = 0;
+                SIMT_UNROLL
+                for (uint32_t c = 0; c < 4; ++c) {
+                    const uint32_t k = 4 * (j & 1) + c;
+                    const uint32_t e = split[h].wide[4 * (j / 2) + k / 2] >> (16 * (k & 1)) & 0xffff;
+                    const uint32_t s = format::fp64_symbol(e, base);
+                    missing = missing || (s == format::NO_SYMBOL && (exists[h] >> (4 * k + j / 2) & 1) != 0);
+                    packed |= (s & 255) << (8 * c);
+                }
+                split[h].symbol[j] = packed;
+            }
+        }
+        if (missing)
+            shared.no_symbol = 1;
+    }
+
+    // 2. The sample's histogram.
+    SIMT_UNROLL
+    for (uint32_t h = 0; h < H; ++h) {
+        SIMT_UNROLL
+        for (uint32_t i = 0; i < 4; ++i) {
+            const uint32_t a = split[h].symbol[2 * i], b = split[h].symbol[2 * i + 1];
+            const uint32_t k = format::sample_bit(first_block + h, lane, i) / 4;
+            if (whole) {
+                if (h >= tile.blocks)
+                    continue;
+                simt::atomic_add_shared(&shared.histogram[byte_of(a, b, k)], 1);
+                if constexpr (DENSE)
+                    simt::atomic_add_shared(&shared.histogram[byte_of(a, b, k ^ 4)], 1);
+            } else {
+                for (uint32_t n = 0; n < (sample_all ? 8u : DENSE ? 2u : 1u); ++n) {
+                    const uint32_t kn = sample_all ? n : k ^ 4 * n;
+                    if ((exists[h] >> (4 * kn + i) & 1) != 0) {
+                        simt::atomic_add_shared(&shared.histogram[byte_of(a, b, kn)], 1);
+                        simt::atomic_add_shared(&shared.samples, 1);
+                    }
+                }
+            }
+        }
+        SIMT_UNROLL
+        for (uint32_t i = 0; i < 2; ++i)
+            symbols[(2 * h + i) * simt::LANES] = {split[h].symbol[4 * i], split[h].symbol[4 * i + 1], split[h].symbol[4 * i + 2],
+                                                 split[h].symbol[4 * i + 3]};
+    }
+    barrier.sync();
+
+    // Rank by count: a key's rank is the number of larger keys.
+    constexpr uint32_t OWN = 256 / T::THREADS; // symbols a thread
+    const uint32_t rare = format::sample_rare(whole ? tile_values / (DENSE ? 4 : 8) : shared.samples);
+    uint32_t key[OWN];
+    SIMT_UNROLL
+    for (uint32_t u = 0; u < OWN; ++u) {
+        const uint32_t symbol = thread + u * T::THREADS, count = shared.histogram[symbol];
+        key[u] = count != 0 ? count << 8 | (255 - symbol) : 0;
+        if (count != 0)
+            shared.seen[simt::atomic_add_shared(&shared.seen_count, 1)] = key[u];
+        if (count >= rare)
+            shared.frequent[simt::atomic_add_shared(&shared.frequent_count, 1)] = key[u];
+    }
+    barrier.sync();
+    {
+        const bool many = shared.seen_count > format::SAMPLE_MANY_SYMBOLS;
+        const uint32_t length = many ? shared.frequent_count : shared.seen_count;
+        const auto *const list = reinterpret_cast<const U32x4 *>(many ? shared.frequent : shared.seen);
+        SIMT_UNROLL
+        for (uint32_t u = 0; u < OWN; ++u) {
+            uint32_t rank = T::CASCADE.symbols;
+            if (key[u] != 0 && (!many || key[u] >> 8 >= rare)) {
+                rank = 0;
+                for (uint32_t j = 0; j < (length + 3) / 4; ++j) {
+                    const U32x4 q = list[j];
+                    rank += (q.x > key[u]) + (q.y > key[u]) + (q.z > key[u]) + (q.w > key[u]);
+                }
+            }
+            const uint32_t symbol = thread + u * T::THREADS;
+            uint32_t index = format::RANK_RAW;
+            if (rank < T::CASCADE.symbols) {
+                index = uint32_t(packed_ranks<T::SHAPE>() >> (4 * rank)) & 15;
+                reinterpret_cast<uint8_t *>(shared.table)[index] = uint8_t(symbol);
+            }
+            shared.rank_of[symbol] = uint8_t(index);
+        }
+    }
+    barrier.sync();
+
+    // 3. Rank indices, and their planes.
+    uint32_t r[H][4];
+    SIMT_UNROLL
+    for (uint32_t h = 0; h < H; ++h) {
+        SIMT_UNROLL
+        for (uint32_t i = 0; i < 4; ++i) {
+            uint32_t n = 0;
+            SIMT_UNROLL
+            for (uint32_t k = 0; k < 8; ++k) {
+                const uint32_t word = split[h].symbol[2 * i + k / 4];
+                n += uint32_t(shared.rank_of[simt::byte_perm(word, 0, 0x4440 + k % 4)]) << (4 * k);
+            }
+            r[h][i] = n;
+        }
+        transpose_nibbles(r[h]);
+        if (!whole || small) {
+            SIMT_UNROLL
+            for (uint32_t q = 0; q < 4; ++q)
+                r[h][q] &= exists[h];
+        }
+    }
+
+    // 4. Who has codes where; counts of two tail levels in a word, raw symbols being the last level.
+    constexpr uint32_t COUNTED = L + 1, PAIRS = (COUNTED + 1) / 2;
+    uint32_t m[H][COUNTED];
+    uint32_t own[PAIRS] = {}, before[PAIRS];
+    SIMT_UNROLL
+    for (uint32_t h = 0; h < H; ++h) {
+        C::masks(r[h], m[h]);
+        SIMT_UNROLL
+        for (uint32_t t = 0; t < COUNTED; ++t)
+            own[t / 2] += simt::popcount(m[h][t]) << (16 * (t & 1));
+    }
+    SIMT_UNROLL
+    for (uint32_t p = 0; p < PAIRS; ++p) {
+        const uint32_t sum = prefix_sum(own[p], lane);
+        before[p] = sum - own[p];
+        if (lane == simt::LANES - 1)
+            shared.totals[group][p] = sum;
+    }
+    barrier.sync();
+    uint32_t total[PAIRS] = {};
+    SIMT_UNROLL
+    for (uint32_t g = 0; g < T::GROUPS; ++g) {
+        SIMT_UNROLL
+        for (uint32_t p = 0; p < PAIRS; ++p) {
+            const uint32_t sum = shared.totals[g][p];
+            before[p] += g < group ? sum : 0;
+            total[p] += sum;
+        }
+    }
+    auto count_of = [](const uint32_t(&pairs)[PAIRS], uint32_t t) { return t & 1 ? pairs[t / 2] >> 16 : pairs[t / 2] & 0xffff; };
+    uint32_t bits = 0;
+    SIMT_UNROLL
+    for (uint32_t t = 0; t < L; ++t)
+        bits += C::width(t) * count_of(total, t);
+    const uint32_t raw_words = whole && !small ? most_tail_words<T>() : format::raw_tail_words({T::DTYPE, T::SHAPE, small}, values);
+    const uint32_t coded_words = format::coded_tail_words(bits, count_of(total, L));
+    const bool raw = coded_words >= raw_words || (FP64 && shared.no_symbol != 0);
+    const uint32_t words = raw ? raw_words : coded_words;
+    if (thread == 0) {
+        const uint64_t old = simt::atomic_add(&chunk.state->tail, uint64_t(1) << TAIL_TILES_SHIFT | words);
+        const uint64_t offset = old & TAIL_WORDS_MASK;
+        shared.tail_offset = offset;
+        reinterpret_cast<uint64_t *>(chunk.out + uint64_t(chunk.sections.tile_headers) * 16)[place.tile] =
+                format::tile_header(offset, words, raw ? format::TILE_RAW : format::TILE_CODED);
+        if (uint32_t(old >> TAIL_TILES_SHIFT) + 1 == chunk.tiles) {
+            if (chunk.progress == nullptr)
+                chunk.state->tail = 0;
+            write_header(chunk, T::DTYPE, T::SHAPE, small, T::SIZE, offset + words);
+        }
+    }
+
+    const uint64_t tile_block = first / format::BLOCK_VALUES;
+    auto *const level1 = reinterpret_cast<uint32_t *>(chunk.out + uint64_t(chunk.sections.level1) * 16) +
+                         T::WIDTH1 * format::BLOCK_WORDS * (tile_block + first_block);
+    auto *const counts = reinterpret_cast<uint16_t *>(chunk.out + uint64_t(chunk.sections.counts) * 16) +
+                         T::CASCADE.counts * T::GROUPS * uint64_t(place.tile);
+    auto *const table = reinterpret_cast<uint32_t *>(chunk.out + uint64_t(chunk.sections.symbols) * 16) + 4 * uint64_t(place.tile);
+
+    if (!raw) {
+        SIMT_UNROLL
+        for (uint32_t h = 0; h < H; ++h) {
+            uint32_t code[T::WIDTH1];
+            C::level1(r[h], m[h], code);
+            if (lane < extent[h].words) {
+                SIMT_UNROLL
+                for (uint32_t q = 0; q < T::WIDTH1; ++q)
+                    simt::store_stream(level1 + (h * T::WIDTH1 * format::BLOCK_WORDS + q * extent[h].words + lane), code[q]);
+            }
+        }
+        if (T::CASCADE.counts != 0 && thread < tile.groups) {
+            if constexpr (T::CASCADE.counts == 4)
+                reinterpret_cast<U32x2 *>(counts)[thread] = {shared.totals[thread][0], shared.totals[thread][1]};
+            else
+                counts[thread] = uint16_t(shared.totals[thread][0]);
+        }
+        if (thread < 4) {
+            uint32_t word = shared.table[thread];
+            if constexpr (FP64) {
+                if (thread == format::BASE_LOW / 4)
+                    word |= (base & 255) << (8 * (format::BASE_LOW % 4));
+                if (thread == format::BASE_HIGH / 4)
+                    word |= (base >> 8) << (8 * (format::BASE_HIGH % 4));
+            }
+            table[thread] = word;
+        }
+        // 5.
+        uint32_t *const dummy = &shared.dummy[lane];
+        uint32_t stream = 0; // bits before it
+        SIMT_UNROLL
+        for (uint32_t t = 0; t < L; ++t) {
+            uint32_t end = count_of(before, t);
+            const uint32_t count = count_of(total, t);
+            SIMT_UNROLL
+            for (uint32_t h = 0; h < H; ++h) {
+                end += simt::popcount(m[h][t]);
+                if (t != 0 && !simt::any(m[h][t] != 0))
+                    continue;
+                const Moves moves = moves_of(shared.compress, m[h][t]);
+                SIMT_UNROLL
+                for (uint32_t q = 0; q < C::width(t); ++q)
+                    put_bits(shared.tail, dummy, compress_bits(moves, C::code(r[h], m[h], t, q)), stream + q * count + end);
+            }
+            stream += C::width(t) * count;
+        }
+        uint32_t raw_at = (stream + 7) / 8 + count_of(before, L); // in bytes
+        SIMT_UNROLL
+        for (uint32_t h = 0; h < H; ++h) {
+            const auto *const own_symbols = reinterpret_cast<const uint8_t *>(symbols + 2 * h * simt::LANES);
+            uint32_t left_raw = m[h][L];
+            while (left_raw != 0) {
+                const uint32_t bit = simt::find_first(left_raw), stripe = bit & 3, k = bit >> 2;
+                left_raw &= left_raw - 1;
+                const uint32_t symbol = own_symbols[(stripe >> 1) * (16 * simt::LANES) + (stripe & 1) * 8 + k];
+                simt::atomic_or_shared(&shared.tail[raw_at / 4], symbol << (8 * (raw_at & 3)));
+                ++raw_at;
+            }
+        }
+    }
+    barrier.sync();
+    auto *const tail = reinterpret_cast<uint32_t *>(chunk.out + uint64_t(chunk.sections.tail) * 16) + shared.tail_offset;
+    if (!raw) {
+        for (uint32_t i = thread; i < words; i += T::THREADS)
+            simt::store_stream(tail + i, shared.tail[i]);
+    } else {
+        const uint32_t planes_words = (values + 31) / 32;
+        const RawTarget target{reinterpret_cast<uint32_t *>(counts), table, tail, T::CASCADE.counts * tile.groups / 2};
+        // What the sequence may leave of COUNTS and SYMBOLS is 0.
+        if (!whole) {
+            for (uint32_t i = thread; i < T::CASCADE.counts * tile.groups; i += T::THREADS)
+                counts[i] = 0;
+            if (thread < 4)
+                table[thread] = 0;
+            barrier.sync();
+        }
+        SIMT_UNROLL
+        for (uint32_t h = 0; h < H; ++h) {
+            uint32_t plane[FP64 ? 11 : 8];
+            if constexpr (FP64) {
+                SIMT_UNROLL
+                for (uint32_t q = 0; q < 11; ++q) {
+                    uint32_t word = 0;
+                    SIMT_UNROLL
+                    for (uint32_t b = 0; b < 32; ++b) {
+                        const uint32_t i = b & 3, k = b >> 2;
+                        word |= (split[h].wide[4 * i + k / 2] >> (16 * (k & 1) + q) & 1) << b;
+                    }
+                    plane[q] = word;
+                }
+            } else {
+                uint32_t symbol[8];
+                SIMT_UNROLL
+                for (uint32_t i = 0; i < 2; ++i) {
+                    const U32x4 q = symbols[(2 * h + i) * simt::LANES];
+                    symbol[4 * i] = q.x;
+                    symbol[4 * i + 1] = q.y;
+                    symbol[4 * i + 2] = q.z;
+                    symbol[4 * i + 3] = q.w;
+                }
+                exponent_planes(symbol, plane);
+            }
+            if (lane < extent[h].words) {
+                SIMT_UNROLL
+                for (uint32_t q = 0; q < T::E; ++q) {
+                    if (q < T::WIDTH1)
+                        simt::store_stream(level1 + (h * T::WIDTH1 * format::BLOCK_WORDS + q * extent[h].words + lane), plane[q]);
+                    else
+                        *target.at((q - T::WIDTH1) * planes_words + (first_block + h) * format::BLOCK_WORDS + lane) = plane[q];
+                }
+            }
+        }
+    }
+    if (chunk.progress != nullptr) {
+        barrier.sync();
+        if (thread == 0)
+            encode_done(chunk, T::DTYPE | T::SHAPE << 4 | uint32_t(small) << 7, launch.seq);
+    }
+}
+
+} // namespace zip::gpu
+#endif

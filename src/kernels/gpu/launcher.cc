@@ -1,0 +1,573 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Launches the codec's kernels: what is common to all drivers.
+#include "kernels/gpu/launcher.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <vector>
+
+#include "kernels/format.h"
+
+namespace zip::gpu {
+
+namespace {
+
+thread_local char last_error[512] = "no error";
+
+// Grids have at most 2^31 - 1 blocks.
+constexpr uint64_t MAX_TILES = std::numeric_limits<int32_t>::max();
+constexpr uint64_t CHUNKS_ALIGN = 16;
+
+enum class Action { ENCODE, DECODE, PROBE };
+
+} // namespace
+
+zip_status_t fail(zip_status_t status, const char *pattern, ...)
+{
+    va_list list;
+    va_start(list, pattern);
+    vsnprintf(last_error, sizeof last_error, pattern, list);
+    va_end(list);
+    return status;
+}
+
+const char *error_text()
+{
+    return last_error;
+}
+
+namespace {
+
+// The driver's context, for the length of a call.
+class Inside {
+public:
+    explicit Inside(Driver &driver) : driver_(driver), status_(driver.enter()) {}
+    ~Inside()
+    {
+        if (status_ == ZIP_OK)
+            driver_.leave();
+    }
+    Inside(const Inside &) = delete;
+    Inside &operator=(const Inside &) = delete;
+    zip_status_t status() const { return status_; }
+
+private:
+    Driver &driver_;
+    zip_status_t status_;
+};
+
+// A piece of a launch's table that is free again when the copy from it is done.
+struct Slot {
+    Item *items = nullptr;  // pinned
+    void *copied = nullptr; // event
+};
+
+format::Coding coding_of(uint8_t dtype, uint8_t shape, bool small_tiles)
+{
+    return {dtype, shape == ZIP_SHAPE_DEFAULT ? uint8_t(format::SHAPE_22228) : shape, small_tiles};
+}
+
+// Most bytes of a chunk of `length` bytes that a GPU makes.
+uint64_t bound_of(uint8_t dtype, uint8_t shape, bool small_tiles, uint64_t length)
+{
+    const uint64_t stored = format::HEADER_LENGTH + length;
+    if (dtype == ZIP_DTYPE_BYTES)
+        return stored;
+    if (dtype != ZIP_DTYPE_AUTO) {
+        const format::Coding coding = coding_of(dtype, shape, small_tiles);
+        const format::Layout layout = format::layout_of(coding, length);
+        return layout.tail + format::max_tail(coding, layout.values);
+    }
+    uint64_t bound = stored;
+    for (uint8_t d = ZIP_DTYPE_BF16; d < ZIP_DTYPE_LAST; ++d) {
+        for (uint8_t s = ZIP_SHAPE_22228; s < ZIP_SHAPE_LAST; ++s) {
+            const bool possible = shape == ZIP_SHAPE_DEFAULT
+                                          ? s == ZIP_SHAPE_22228 || s == ZIP_SHAPE_11238
+                                          : s == shape;
+            if (possible)
+                bound = std::max(bound, bound_of(d, s, small_tiles, length));
+        }
+    }
+    return bound;
+}
+
+// Tiles of a chunk. AUTO: of the type that has most.
+uint64_t tiles_of(uint8_t dtype, uint8_t shape, bool small_tiles, uint64_t length)
+{
+    if (dtype == ZIP_DTYPE_BYTES)
+        return std::max<uint64_t>(format::div_up(length, STORED_TILE_BYTES), 1);
+    const uint8_t d = dtype == ZIP_DTYPE_AUTO ? uint8_t(ZIP_DTYPE_E4M3) : dtype;
+    const format::Coding coding = coding_of(d, shape, small_tiles);
+    const uint64_t values = length / format::value_size(d);
+    return std::max<uint64_t>(format::div_up(values, format::tile_values(coding)), 1);
+}
+
+Sections sections_of(uint8_t dtype, uint8_t shape, bool small_tiles, uint64_t length)
+{
+    if (dtype == ZIP_DTYPE_BYTES || dtype == ZIP_DTYPE_AUTO)
+        return {}; // none, or for the kernel to find out
+    const format::Layout l = format::layout_of(coding_of(dtype, shape, small_tiles), length);
+    auto units = [](uint64_t offset) { return uint32_t(offset / format::SECTION_ALIGN); };
+    return {units(l.low),          units(l.low2),    units(l.level1), units(l.counts),
+            units(l.tile_headers), units(l.symbols), units(l.tail)};
+}
+
+// The item as the kernels want it, but for its place in the launch; or what is wrong with it.
+zip_status_t translate(const zip_gpu_item_t &in, size_t number, Action action, Item *out)
+{
+    auto invalid = [number](const char *what) {
+        return fail(ZIP_ERR_INVALID_PARAM, "item %zu: %s", number, what);
+    };
+    const int dtype = int(in.coding.dtype);
+    int op; // a C caller may put more in an enumeration than C++ lets it hold
+    std::memcpy(&op, &in.op, sizeof op);
+    if (in.data == nullptr && in.data_size != 0)
+        return invalid("data is null");
+    if (action == Action::PROBE) {
+        *out = Item();
+        out->data = static_cast<uint8_t *>(in.data);
+        out->last_length = out->chunk_length = in.data_size;
+        out->chunk_count = 1;
+        out->dtype = ZIP_DTYPE_AUTO;
+        return ZIP_OK;
+    }
+    if (dtype != ZIP_DTYPE_AUTO && (dtype < ZIP_DTYPE_BYTES || dtype >= ZIP_DTYPE_LAST))
+        return fail(ZIP_ERR_INVALID_PARAM, "item %zu: %d is no type", number, dtype);
+    if (dtype == ZIP_DTYPE_AUTO && action == Action::DECODE)
+        return invalid("type AUTO is for encodes");
+    uint8_t shape = uint8_t(in.coding.shape);
+    if (dtype != ZIP_DTYPE_BYTES && (in.coding.shape < 0 || in.coding.shape >= ZIP_SHAPE_LAST))
+        return fail(ZIP_ERR_INVALID_PARAM, "item %zu: %d is no shape", number,
+                    int(in.coding.shape));
+    bool small_tiles = in.coding.small_tiles != 0;
+    if (dtype == ZIP_DTYPE_BYTES) {
+        shape = format::SHAPE_STORED;
+        small_tiles = false;
+    } else if (dtype != ZIP_DTYPE_AUTO && shape == ZIP_SHAPE_DEFAULT) {
+        shape = format::SHAPE_22228;
+    }
+    if (small_tiles && shape == format::SHAPE_DENSE)
+        return invalid("shape dense has no small tiles");
+    if (in.chunks == nullptr)
+        return invalid("chunks is null");
+    if (reinterpret_cast<uintptr_t>(in.chunks) % CHUNKS_ALIGN != 0)
+        return invalid("chunks is not aligned to 16 bytes");
+    if (reinterpret_cast<uintptr_t>(in.progress) % sizeof(uint64_t) != 0)
+        return invalid("progress is not aligned to 8 bytes");
+    if (in.chunk_length % CHUNKS_ALIGN != 0)
+        return invalid("chunk_length is no multiple of 16");
+    const bool several = in.chunk_length != 0 && in.data_size > in.chunk_length;
+    const uint64_t full = several ? in.chunk_length : in.data_size; // of the first chunk
+    if (full > ZIP_GPU_MAX_CHUNK)
+        return invalid("a chunk has more than ZIP_GPU_MAX_CHUNK bytes");
+    const uint64_t count = several ? format::div_up(in.data_size, full) : 1;
+    if (count > std::numeric_limits<int32_t>::max())
+        return invalid("more than 2^31 - 1 chunks");
+    if (several && in.chunk_stride % CHUNKS_ALIGN != 0)
+        return invalid("chunk_stride is no multiple of 16");
+    const uint64_t last = in.data_size - (count - 1) * full;
+    const uint64_t last_room = in.last_room != 0 ? in.last_room : in.chunk_stride;
+    auto too_small = [&](const char *what, uint64_t room, uint64_t need) {
+        return fail(ZIP_ERR_INVALID_PARAM,
+                    "item %zu: %s is %" PRIu64 " bytes, but a chunk may need %" PRIu64, number,
+                    what, room, need);
+    };
+    if (action == Action::ENCODE) {
+        if (several && in.chunk_stride < bound_of(uint8_t(dtype), shape, small_tiles, full))
+            return too_small("chunk_stride", in.chunk_stride,
+                             bound_of(uint8_t(dtype), shape, small_tiles, full));
+        if (last_room < bound_of(uint8_t(dtype), shape, small_tiles, last))
+            return too_small(in.last_room != 0 ? "last_room" : "chunk_stride", last_room,
+                             bound_of(uint8_t(dtype), shape, small_tiles, last));
+    }
+    if (action == Action::DECODE) {
+        if (op != ZIP_GPU_STORE && op != ZIP_GPU_ADD)
+            return fail(ZIP_ERR_INVALID_PARAM, "item %zu: %d is no operation", number, op);
+        if (op == ZIP_GPU_ADD) {
+            if (dtype != ZIP_DTYPE_BF16 && dtype != ZIP_DTYPE_FP16 && dtype != ZIP_DTYPE_FP32)
+                return invalid("only bf16, fp16 and fp32 can be added");
+            if (in.data_size % format::value_size(uint8_t(dtype)) != 0)
+                return invalid("data_size is no multiple of the type's, so the rest cannot be "
+                               "added");
+        }
+    }
+
+    *out = Item();
+    out->data = static_cast<uint8_t *>(in.data);
+    out->chunks = static_cast<uint8_t *>(in.chunks);
+    out->progress = in.progress;
+    out->chunk_stride = in.chunk_stride;
+    out->chunk_length = full;
+    out->last_length = last;
+    out->last_room = last_room;
+    out->sections[0] = sections_of(uint8_t(dtype), shape, small_tiles, full);
+    out->sections[1] = sections_of(uint8_t(dtype), shape, small_tiles, last);
+    out->chunk_tiles = uint32_t(tiles_of(uint8_t(dtype), shape, small_tiles, full));
+    out->chunk_count = uint32_t(count);
+    out->dtype = uint8_t(dtype);
+    out->shape = shape;
+    out->small_tiles = small_tiles;
+    out->op = action == Action::DECODE ? uint8_t(op) : 0;
+    return ZIP_OK;
+}
+
+uint64_t tiles_of(const Item &item)
+{
+    return uint64_t(item.chunk_count - 1) * item.chunk_tiles +
+           tiles_of(item.dtype, item.shape, item.small_tiles != 0, item.last_length);
+}
+
+class Queue {
+public:
+    explicit Queue(Driver &driver) : driver_(driver) {}
+    ~Queue();
+    Queue(const Queue &) = delete;
+    Queue &operator=(const Queue &) = delete;
+    zip_status_t create(const zip_gpu_queue_params_t &params);
+    zip_status_t submit(Action action, const zip_gpu_item_t *in, size_t count,
+                        zip_gpu_launch_t launch, zip_probe_t *results);
+    void *stream() const { return stream_; }
+
+private:
+    struct Part {
+        size_t first, count; // of `items`
+        bool dense;
+    };
+    zip_status_t launch_part(Action action, const Part &part, const Item *device_items,
+                             zip_gpu_launch_t params);
+
+    Driver &driver_;
+    void *stream_ = nullptr;
+    bool own_stream_ = false;
+    uint32_t max_items_ = 0, max_chunks_ = 0;
+    ChunkState *states_ = nullptr;  // max_chunks_ of them; device memory, as the next two
+    zip_probe_t *probes_ = nullptr; // max_items_, for encodes of unknown types
+    // Table of a long batch. One is enough: the stream's launches are done with it when its next
+    // copy into it begins.
+    Item *table_ = nullptr;
+    std::vector<Slot> slots_;
+    size_t next_slot_ = 0;
+    std::vector<Item> items_; // of the batch that is being made; never grows
+};
+
+Queue::~Queue()
+{
+    const Inside inside(driver_); // where that fails the context is gone, and all of this with it
+    if (inside.status() != ZIP_OK)
+        return;
+    // a create() that failed may leave work behind that uses what is freed here
+    if (stream_ != nullptr)
+        driver_.stream_synchronize(stream_);
+    for (const Slot &slot : slots_) {
+        if (slot.copied != nullptr)
+            driver_.event_destroy(slot.copied);
+        if (slot.items != nullptr)
+            driver_.free_pinned(slot.items);
+    }
+    for (void *memory : {static_cast<void *>(states_), static_cast<void *>(probes_),
+                         static_cast<void *>(table_)}) {
+        if (memory != nullptr)
+            driver_.free_device(memory);
+    }
+    if (own_stream_)
+        driver_.stream_destroy(stream_);
+}
+
+zip_status_t Queue::create(const zip_gpu_queue_params_t &params)
+{
+    const Inside inside(driver_);
+    if (inside.status() != ZIP_OK)
+        return inside.status();
+    max_items_ = params.max_items;
+    max_chunks_ = params.max_chunks;
+    items_.reserve(max_items_);
+    stream_ = params.stream;
+    zip_status_t status = ZIP_OK;
+    auto step = [&status](zip_status_t s) { return (status = s) == ZIP_OK; };
+    auto device = [&](auto **memory_p, size_t count) {
+        void *memory = nullptr;
+        const size_t size = count * sizeof **memory_p;
+        if (!step(driver_.allocate_device(size, &memory)))
+            return false;
+        *memory_p = static_cast<std::remove_pointer_t<decltype(memory_p)>>(memory);
+        return step(driver_.clear(memory, size, stream_));
+    };
+    if (stream_ == nullptr) {
+        if (!step(driver_.stream_create(&stream_)))
+            return status;
+        own_stream_ = true;
+    }
+    if (!device(&states_, max_chunks_) || !device(&probes_, max_items_))
+        return status;
+    if (max_items_ > ZIP_GPU_INLINE_ITEMS) {
+        if (!device(&table_, max_items_))
+            return status;
+        slots_.resize(params.slots);
+        for (Slot &slot : slots_) {
+            void *memory = nullptr;
+            if (!step(driver_.allocate_pinned(max_items_ * sizeof(Item), &memory)))
+                return status;
+            slot.items = static_cast<Item *>(memory);
+            if (!step(driver_.event_create(&slot.copied)))
+                return status;
+        }
+    }
+    return driver_.stream_synchronize(stream_);
+}
+
+zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count,
+                           zip_gpu_launch_t params, zip_probe_t *results)
+{
+    if (count == 0)
+        return ZIP_OK;
+    if (in == nullptr)
+        return fail(ZIP_ERR_INVALID_PARAM, "items is null");
+    if (action != Action::PROBE && params.seq == 0)
+        return fail(ZIP_ERR_INVALID_PARAM, "seq is 0");
+    if (count > max_items_)
+        return fail(ZIP_ERR_NO_SPACE, "%zu items in a batch, but the queue was made for %" PRIu32,
+                    count, max_items_);
+
+    // Items of shape dense come behind the others: they have kernels of their own.
+    items_.clear();
+    bool probe = action == Action::PROBE;
+    uint64_t chunks = 0;
+    Part parts[2] = {{0, 0, false}, {0, 0, true}};
+    for (Part &part : parts) {
+        part.first = items_.size();
+        uint64_t tiles = 0;
+        for (size_t i = 0; i < count; ++i) {
+            const bool dense = action != Action::PROBE && in[i].coding.dtype != ZIP_DTYPE_BYTES &&
+                               in[i].coding.shape == ZIP_SHAPE_DENSE;
+            if (dense != part.dense)
+                continue;
+            Item item;
+            const zip_status_t status = translate(in[i], i, action, &item);
+            if (status != ZIP_OK)
+                return status;
+            if (action == Action::PROBE) {
+                item.probe = results + i;
+            } else if (item.dtype == ZIP_DTYPE_AUTO) {
+                item.probe = probes_ + items_.size();
+                probe = true;
+            }
+            item.first_tile = uint32_t(tiles);
+            item.first_chunk = uint32_t(chunks);
+            if (action != Action::PROBE) {
+                tiles += tiles_of(item);
+                chunks += item.chunk_count;
+            }
+            if (tiles > MAX_TILES)
+                return fail(ZIP_ERR_INVALID_PARAM,
+                            "item %zu: the batch has more than 2^31 - 1 tiles", i);
+            if (chunks > max_chunks_)
+                return fail(ZIP_ERR_NO_SPACE,
+                            "item %zu: the batch has more chunks than the %" PRIu32
+                            " that the queue was made for",
+                            i, max_chunks_);
+            items_.push_back(item);
+        }
+        part.count = items_.size() - part.first;
+    }
+
+    const Inside inside(driver_);
+    if (inside.status() != ZIP_OK)
+        return inside.status();
+    const Item *device_items = nullptr;
+    if (count > ZIP_GPU_INLINE_ITEMS) {
+        if (slots_.empty())
+            return fail(ZIP_ERR_NO_SPACE,
+                        "the queue has no slots for batches of more than %d items",
+                        ZIP_GPU_INLINE_ITEMS);
+        Slot &slot = slots_[next_slot_];
+        bool done = false;
+        zip_status_t status = driver_.event_query(slot.copied, &done);
+        if (status != ZIP_OK)
+            return status;
+        if (!done)
+            return fail(ZIP_ERR_NO_SPACE, "all %zu slots are in use", slots_.size());
+        const size_t size = count * sizeof(Item);
+        std::memcpy(slot.items, items_.data(), size);
+        status = driver_.copy_to_device(table_, slot.items, size, stream_);
+        if (status == ZIP_OK)
+            status = driver_.event_record(slot.copied, stream_);
+        if (status != ZIP_OK)
+            return status;
+        next_slot_ = (next_slot_ + 1) % slots_.size();
+        device_items = table_;
+    }
+
+    if (probe) {
+        for (const Part &part : parts) {
+            const zip_status_t status =
+                    part.count != 0 ? launch_part(Action::PROBE, part, device_items, params)
+                                    : ZIP_OK;
+            if (status != ZIP_OK)
+                return status;
+        }
+    }
+    if (action == Action::PROBE)
+        return ZIP_OK;
+    for (const Part &part : parts) {
+        const zip_status_t status =
+                part.count != 0 ? launch_part(action, part, device_items, params) : ZIP_OK;
+        if (status != ZIP_OK)
+            return status;
+    }
+    return ZIP_OK;
+}
+
+zip_status_t Queue::launch_part(Action action, const Part &part, const Item *device_items,
+                                zip_gpu_launch_t params)
+{
+    const Item *const first = items_.data() + part.first;
+    Launch launch{};
+    launch.states = states_;
+    launch.items = uint32_t(part.count);
+    launch.seq = params.seq;
+    if (device_items != nullptr)
+        launch.table = device_items + part.first;
+    else
+        std::copy_n(first, part.count, launch.inline_items);
+    if (action == Action::PROBE)
+        return driver_.launch(KERNEL_PROBE, launch.items, TILE_THREADS, false, stream_, launch);
+
+    const Item &last = first[part.count - 1];
+    launch.tiles = last.first_tile + uint32_t(tiles_of(last));
+    const bool encode = action == Action::ENCODE;
+    const DeviceInfo &info = driver_.info();
+    const bool limited = params.max_sms != 0 && params.max_sms < info.multiprocessors;
+    if (!limited) {
+        const Kernel kernel = part.dense ? (encode ? KERNEL_ENCODE_DENSE : KERNEL_DECODE_DENSE)
+                                         : (encode ? KERNEL_ENCODE : KERNEL_DECODE);
+        return driver_.launch(kernel, launch.tiles, part.dense ? DENSE_TILE_THREADS : TILE_THREADS,
+                              false, stream_, launch);
+    }
+    const uint32_t blocks = std::min(params.max_sms, launch.tiles);
+    if (part.dense) {
+        launch.workers = blocks;
+        return driver_.launch(encode ? KERNEL_ENCODE_DENSE : KERNEL_DECODE_DENSE, blocks,
+                              DENSE_TILE_THREADS, true, stream_, launch);
+    }
+    launch.workers = blocks * (info.few_threads / TILE_THREADS);
+    return driver_.launch(encode ? KERNEL_ENCODE_FEW : KERNEL_DECODE_FEW, blocks, info.few_threads,
+                          false, stream_, launch);
+}
+
+} // namespace
+
+} // namespace zip::gpu
+
+struct zip_gpu {
+    std::unique_ptr<zip::gpu::Driver> driver;
+};
+
+struct zip_gpu_queue : zip::gpu::Queue {
+    using Queue::Queue;
+};
+
+namespace zip::gpu {
+
+namespace {
+
+// Nothing may be thrown across the C boundary: what allocates is wrapped in this.
+template <class F>
+zip_status_t guarded(F &&f)
+{
+    try {
+        return f();
+    } catch (const std::bad_alloc &) {
+        return fail(ZIP_ERR_DEVICE, "out of host memory");
+    }
+}
+
+void api_close(zip_gpu_t *gpu)
+{
+    delete gpu;
+}
+
+zip_status_t api_queue_create(zip_gpu_t *gpu, const zip_gpu_queue_params_t *params,
+                              zip_gpu_queue_t **queue_p)
+{
+    if (gpu == nullptr || params == nullptr || queue_p == nullptr)
+        return fail(ZIP_ERR_INVALID_PARAM, "gpu, params or queue_p is null");
+    if (params->max_items == 0 || params->max_chunks == 0)
+        return fail(ZIP_ERR_INVALID_PARAM, "max_items or max_chunks is 0");
+    return guarded([&] {
+        auto queue = std::make_unique<zip_gpu_queue>(*gpu->driver);
+        const zip_status_t status = queue->create(*params);
+        if (status == ZIP_OK)
+            *queue_p = queue.release();
+        return status;
+    });
+}
+
+void api_queue_destroy(zip_gpu_queue_t *queue)
+{
+    delete queue;
+}
+
+void *api_queue_stream(zip_gpu_queue_t *queue)
+{
+    return queue->stream();
+}
+
+zip_status_t submit(Action action, zip_gpu_queue_t *queue, const zip_gpu_item_t *items,
+                    size_t count, zip_gpu_launch_t launch, zip_probe_t *results)
+{
+    if (queue == nullptr)
+        return fail(ZIP_ERR_INVALID_PARAM, "queue is null");
+    return queue->submit(action, items, count, launch, results);
+}
+
+zip_status_t api_encode(zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count,
+                        zip_gpu_launch_t launch)
+{
+    return submit(Action::ENCODE, queue, items, count, launch, nullptr);
+}
+
+zip_status_t api_decode(zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count,
+                        zip_gpu_launch_t launch)
+{
+    return submit(Action::DECODE, queue, items, count, launch, nullptr);
+}
+
+zip_status_t api_probe(zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count,
+                       zip_probe_t *results)
+{
+    if (results == nullptr && count != 0)
+        return fail(ZIP_ERR_INVALID_PARAM, "results is null");
+    return submit(Action::PROBE, queue, items, count, {}, results);
+}
+
+} // namespace
+
+zip_status_t open_with(std::unique_ptr<Driver> driver, zip_gpu_t **gpu_p)
+{
+    return guarded([&] {
+        *gpu_p = new zip_gpu{std::move(driver)};
+        return ZIP_OK;
+    });
+}
+
+zip_gpu_api_t make_api(const char *name, zip_status_t (*open)(zip_gpu_t **))
+{
+    return {ZIP_GPU_API_VERSION,
+            name,
+            error_text,
+            open,
+            api_close,
+            api_queue_create,
+            api_queue_destroy,
+            api_queue_stream,
+            api_encode,
+            api_decode,
+            api_probe};
+}
+
+} // namespace zip::gpu

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The launcher's driver on the CPU.
+#include "simt/driver_cpu.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace zip::gpu {
+
+namespace {
+
+CpuDriver *opened_driver;
+
+// Fresh memory holds what nobody may rely on.
+constexpr int GARBAGE = 0xa5;
+
+template <uint32_t wave>
+zip_status_t open_cpu(zip_gpu_t **gpu_p)
+{
+    auto driver = std::make_unique<CpuDriver>(simt::cpu::Machine{wave, 1, 3});
+    opened_driver = driver.get();
+    return open_with(std::move(driver), gpu_p);
+}
+
+const zip_gpu_api_t api_of_32 = make_api("shim32", open_cpu<32>);
+const zip_gpu_api_t api_of_64 = make_api("shim64", open_cpu<64>);
+
+} // namespace
+
+const zip_gpu_api_t *CpuDriver::api(uint32_t wave)
+{
+    return wave == 32 ? &api_of_32 : &api_of_64;
+}
+
+CpuDriver *CpuDriver::opened()
+{
+    return opened_driver;
+}
+
+CpuDriver::~CpuDriver()
+{
+    // what the launcher did not give back is a leak
+    if (!streams_.empty() || !events_.empty() || !memory_.empty()) {
+        fprintf(stderr, "closed with %zu streams, %zu events, %zu pieces of memory in use\n",
+                streams_.size(), events_.size(), memory_.size());
+        abort();
+    }
+    if (opened_driver == this)
+        opened_driver = nullptr;
+}
+
+bool CpuDriver::ready(const char *what)
+{
+    if (inside_ == 0)
+        error = std::string(what) + " without a context";
+    return fail_after < 0 || fail_after-- != 0;
+}
+
+zip_status_t CpuDriver::enter()
+{
+    if (inside_++ != 0)
+        error = "entered twice";
+    return ZIP_OK;
+}
+void CpuDriver::leave()
+{
+    --inside_;
+}
+
+zip_status_t CpuDriver::stream_create(void **stream_p)
+{
+    if (!ready("stream_create"))
+        return fail(ZIP_ERR_DEVICE, "told to fail");
+    auto stream = std::make_unique<Stream>();
+    *stream_p = stream.get();
+    streams_[*stream_p] = std::move(stream);
+    return ZIP_OK;
+}
+void CpuDriver::stream_destroy(void *stream)
+{
+    run(stream);
+    streams_.erase(stream);
+}
+zip_status_t CpuDriver::stream_synchronize(void *stream)
+{
+    if (!ready("stream_synchronize"))
+        return fail(ZIP_ERR_DEVICE, "told to fail");
+    run(stream);
+    return ZIP_OK;
+}
+
+void CpuDriver::run(void *stream, size_t keep)
+{
+    auto &work = streams_.at(stream)->work;
+    while (work.size() > keep) {
+        work.front()();
+        work.pop_front();
+    }
+}
+
+zip_status_t CpuDriver::event_create(void **event_p)
+{
+    if (!ready("event_create"))
+        return fail(ZIP_ERR_DEVICE, "told to fail");
+    auto event = std::make_unique<Event>();
+    *event_p = event.get();
+    events_[*event_p] = std::move(event);
+    return ZIP_OK;
+}
+void CpuDriver::event_destroy(void *event)
+{
+    events_.erase(event);
+}
+zip_status_t CpuDriver::event_record(void *event, void *stream)
+{
+    if (!ready("event_record"))
+        return fail(ZIP_ERR_DEVICE, "told to fail");
+    const uint64_t number = ++events_.at(event)->recorded;
+    streams_.at(stream)->work.push_back([this, event, number] {
+        const auto e = events_.find(event);
+        if (e != events_.end())
+            e->second->done = number;
+    });
+    return ZIP_OK;
+}
+zip_status_t CpuDriver::event_query(void *event, bool *done_p)
+{
+    if (!ready("event_query"))
+        return fail(ZIP_ERR_DEVICE, "told to fail");
+    const Event &e = *events_.at(event);
+    *done_p = e.done == e.recorded;
+    return ZIP_OK;
+}
+
+zip_status_t CpuDriver::allocate_device(size_t size, void **memory_p)
+{
+    if (!ready("allocate"))
+        return fail(ZIP_ERR_DEVICE, "told to fail");
+    *memory_p = malloc(size);
+    memset(*memory_p, GARBAGE, size);
+    memory_[*memory_p] = false;
+    return ZIP_OK;
+}
+void CpuDriver::free_device(void *memory)
+{
+    if (memory_.count(memory) == 0 || memory_[memory])
+        error = "free_device of what is no device memory";
+    memory_.erase(memory);
+    free(memory);
+}
+zip_status_t CpuDriver::allocate_pinned(size_t size, void **memory_p)
+{
+    const zip_status_t status = allocate_device(size, memory_p);
+    if (status == ZIP_OK)
+        memory_[*memory_p] = true;
+    return status;
+}
+void CpuDriver::free_pinned(void *memory)
+{
+    if (memory_.count(memory) == 0 || !memory_[memory])
+        error = "free_pinned of what is no pinned memory";
+    memory_.erase(memory);
+    free(memory);
+}
+
+zip_status_t CpuDriver::clear(void *device_memory, size_t size, void *stream)
+{
+    if (!ready("clear"))
+        return fail(ZIP_ERR_DEVICE, "told to fail");
+    streams_.at(stream)->work.push_back([=] { memset(device_memory, 0, size); });
+    return ZIP_OK;
+}
+zip_status_t CpuDriver::copy_to_device(void *device_memory, const void *pinned, size_t size,
+                                       void *stream)
+{
+    if (!ready("copy_to_device"))
+        return fail(ZIP_ERR_DEVICE, "told to fail");
+    streams_.at(stream)->work.push_back([=] { memcpy(device_memory, pinned, size); });
+    return ZIP_OK;
+}
+
+zip_status_t CpuDriver::launch(Kernel kernel, uint32_t blocks, uint32_t threads, bool filling,
+                               void *stream, const Launch &launch)
+{
+    if (!ready("launch"))
+        return fail(ZIP_ERR_DEVICE, "told to fail");
+    launches.push_back({kernel, blocks, threads, filling, launch});
+    streams_.at(stream)->work.push_back([=, this] {
+        const simt::cpu::KernelEntry *entry = simt::cpu::find_kernel(KERNEL_NAMES[kernel]);
+        ++machine_.seed;
+        const std::string text =
+                entry == nullptr ? std::string("no kernel ") + KERNEL_NAMES[kernel]
+                                 : simt::cpu::run(*entry, blocks, threads, launch, machine_);
+        if (error.empty())
+            error = text;
+    });
+    return ZIP_OK;
+}
+
+} // namespace zip::gpu
