@@ -39,7 +39,7 @@ struct CodecOptions {
     bool progress = true;
     unsigned batch = 1;
     std::string chunks_in = "device"; // or "host": the encoded bytes are in pinned host memory
-    std::string nvcomp;               // path; empty: $ZIP_NVCOMP_LIB
+    std::string nvcomp;               // path of its library; empty: without
     std::string nvcomp_chunks = "32K,64K,128K,256K,512K,1M";
 };
 

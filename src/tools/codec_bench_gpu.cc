@@ -19,13 +19,9 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <optional>
-
-// Until the loader of GPU back ends is part of the tree, and linked, zipperf works without it.
-#pragma weak zip_gpu_load
 
 namespace tools {
 
@@ -138,9 +134,6 @@ class GpuCodec {
 public:
     explicit GpuCodec(const std::string &name)
     {
-        if (zip_gpu_load == nullptr) {
-            throw Error("this zipperf was built without a GPU codec");
-        }
         const char *reason = nullptr;
         api_ = zip_gpu_load(name.c_str(), &reason);
         if (api_ == nullptr) {
@@ -251,15 +244,6 @@ bool can_add(const CodecData &data)
            data.size % value_bytes(dtype) == 0;
 }
 
-std::string nvcomp_path(const CodecOptions &options)
-{
-    if (!options.nvcomp.empty()) {
-        return options.nvcomp;
-    }
-    const char *path = std::getenv("ZIP_NVCOMP_LIB");
-    return path != nullptr ? path : "";
-}
-
 } // namespace
 
 struct GpuBench::State {
@@ -287,12 +271,11 @@ struct GpuBench::State {
         // Not zeros: memory that a device compresses by itself would be read faster.
         stream.set_bytes(flush.address(), 1, flush.size());
         stream.synchronize();
-        const std::string path = nvcomp_path(options);
-        if (path.empty()) {
+        if (options.nvcomp.empty()) {
             std::fprintf(stderr, "note: no nvCOMP (--nvcomp or ZIP_NVCOMP_LIB names its "
                                  "libnvcomp.so.6); its rows are left out\n");
         } else {
-            nvcomp.emplace(path);
+            nvcomp.emplace(options.nvcomp);
         }
     }
 

@@ -160,6 +160,7 @@ void add_codec(CLI::App &app, tools::CodecOptions &options)
 
     const char *gpu = "On a GPU";
     codec->add_option("--gpu-codec", options.gpu_codec, "cuda, or the path of libzip_cuda.so")
+            ->envname("ZIP_GPU_LIB")
             ->capture_default_str()
             ->group(gpu);
     codec->add_option("--gpu", options.device, "Number of the GPU")
@@ -187,9 +188,9 @@ void add_codec(CLI::App &app, tools::CodecOptions &options)
             ->check(CLI::IsMember({"device", "host"}))
             ->capture_default_str()
             ->group(gpu);
-    codec->add_option(
-                 "--nvcomp", options.nvcomp,
-                 "Path of nvCOMP 6's libnvcomp.so.6, to compare with (default: $ZIP_NVCOMP_LIB)")
+    codec->add_option("--nvcomp", options.nvcomp,
+                      "Path of nvCOMP 6's libnvcomp.so.6, to compare with")
+            ->envname("ZIP_NVCOMP_LIB")
             ->group(gpu);
     codec->add_option("--nvcomp-chunk", options.nvcomp_chunks, "Chunk sizes of nvCOMP")
             ->capture_default_str()
