@@ -296,7 +296,7 @@ std::shared_ptr<std::vector<std::byte>> concatenate(const std::vector<Safetensor
         }
     }
     // Whole values only, also where the pool is repeated.
-    const size_t value = value_bytes(model.dtype);
+    const size_t value = std::max<size_t>(value_bytes(model.dtype), 1);
     pool->resize(pool->size() / value * value);
     const size_t once = pool->size();
     while (once > 0 && pool->size() < at_least) {
@@ -481,7 +481,7 @@ ValuePool make_value_pool(Values values, const std::string &dtype, uint64_t at_l
 
 void fill_from_pool(const ValuePool &pool, uint64_t seed, std::byte *to, uint64_t size)
 {
-    const uint64_t row = kKvChannels * value_bytes(pool.dtype);
+    const uint64_t row = std::max<uint64_t>(kKvChannels * value_bytes(pool.dtype), 1);
     const uint64_t length = pool.bytes.size();
     RandomBits random(seed);
     // A model shorter than a row is repeated from its start.
