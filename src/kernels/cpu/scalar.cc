@@ -221,7 +221,10 @@ size_t encode_scalar(Coding coding, const uint8_t *src, size_t length, uint8_t *
             if (symbol[v] != format::NO_SYMBOL)
                 ++sample_counts[symbol[v]];
         });
-        const RankedSymbols ranked = rank_symbols(sample_counts, samples, coding.shape);
+        uint64_t present[4] = {};
+        for (uint32_t i = 0; i < 256; ++i)
+            present[i / 64] |= uint64_t(sample_counts[i] != 0) << i % 64;
+        const RankedSymbols ranked = rank_symbols(sample_counts, present, samples, coding.shape);
         uint32_t rank_of[format::NO_SYMBOL + 1]; // NO_SYMBOL: any, that tile is raw
         std::fill(std::begin(rank_of), std::end(rank_of), RANK_RAW);
         for (uint32_t i = 0; i < ranked.size; ++i)

@@ -3,6 +3,7 @@
 #ifndef ZIP_KERNELS_CPU_TABLE_H
 #define ZIP_KERNELS_CPU_TABLE_H
 
+#include <bit>
 #include <cstdint>
 
 #include "kernels/format.h"
@@ -43,21 +44,25 @@ struct RankedSymbols {
     uint8_t rank[format::TABLE_BYTES]; // of symbol i, commonest first
 };
 
-// Ranks symbols by the counts of a sample of `samples` values; of 256 counters, `counts[s]` is that
-// of symbol s.
+// Ranks symbols by the counts of a sample of `samples` values. Bit s of `present` is set where
+// counts[s], of 256, is not 0.
 template <class Count>
-inline RankedSymbols rank_symbols(const Count *counts, uint32_t samples, uint8_t shape)
+inline RankedSymbols rank_symbols(const Count *counts, const uint64_t (&present)[4],
+                                  uint32_t samples, uint8_t shape)
 {
     const format::ShapeTraits traits = format::shape_traits(shape);
-    uint32_t different = 0;
-    for (uint32_t s = 0; s < 256; ++s)
-        different += counts[s] != 0;
+    int different = 0;
+    for (const uint64_t bits : present)
+        different += std::popcount(bits);
     const uint32_t least =
-            different > format::SAMPLE_MANY_SYMBOLS ? format::sample_rare(samples) : 1;
+            different > int(format::SAMPLE_MANY_SYMBOLS) ? format::sample_rare(samples) : 1;
     TopSymbols top(traits.symbols);
-    for (uint32_t s = 0; s < 256; ++s) {
-        if (counts[s] >= least)
-            top.offer(counts[s], s);
+    for (uint32_t i = 0; i < 4; ++i) {
+        for (uint64_t bits = present[i]; bits != 0; bits &= bits - 1) {
+            const uint32_t s = 64 * i + uint32_t(std::countr_zero(bits));
+            if (counts[s] >= least)
+                top.offer(counts[s], s);
+        }
     }
     RankedSymbols ranked{};
     ranked.size = top.size();
