@@ -15,6 +15,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 /* The element type of a buffer. The values are those of the wire (format.md), but for AUTO. */
 typedef enum zip_dtype {
@@ -138,6 +139,7 @@ zip_status_t zip_codec_decode_batch(zip_job_t *jobs, size_t count, unsigned thre
 #define ZIP_CODEC_PROBE_BYTES 16384
 zip_status_t zip_codec_probe(const void *src, size_t length, zip_probe_t *probe_p);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

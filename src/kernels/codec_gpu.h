@@ -15,6 +15,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 typedef struct zip_gpu zip_gpu_t;             /* the kernels, loaded into one context */
 typedef struct zip_gpu_queue zip_gpu_queue_t; /* a stream, and what launches on it need */
@@ -92,6 +93,7 @@ typedef struct zip_gpu_api {
 /* Opens the back end "cuda" or "hip" (a path: that file) and returns its table, or NULL with a text in *error_p that says what is missing. It stays open until the process ends. */
 const zip_gpu_api_t *zip_gpu_load(const char *name, const char **error_p);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,7 @@ namespace {
 
 using zip::gpu::CpuDriver;
 using zip::gpu::Item;
-using zip::gpu::Kernel;
+using zip::gpu::name_of;
 namespace format = zip::format;
 
 alignas(16) uint8_t data[16], chunks[16]; // addresses only: nothing is read or written
@@ -178,12 +179,15 @@ TEST_F(Launcher, AnUnknownTypeNeedsTheLargestBoundAndMostTiles)
     refuses_encode(i, "last_room is");
     i.last_room = bound;
     ASSERT_EQ(ZIP_OK, encode({i})) << api_.error_text();
-    // first a probe of it, into memory that the encode then reads
-    ASSERT_EQ(2u, driver_->launches.size());
-    EXPECT_EQ(zip::gpu::KERNEL_PROBE, driver_->launches[0].kernel);
+    // first a probe of it, into memory that the encodes of all types then read
+    ASSERT_EQ(1u + ZIP_DTYPE_LAST, driver_->launches.size());
+    EXPECT_EQ("zip_probe", name_of(driver_->launches[0].kernel));
     EXPECT_EQ(1u, driver_->launches[0].blocks);
-    EXPECT_EQ(zip::gpu::KERNEL_ENCODE, driver_->launches[1].kernel);
-    EXPECT_EQ(tiles, driver_->launches[1].blocks);
+    EXPECT_EQ("zip_encode_bytes", name_of(driver_->launches[1].kernel));
+    EXPECT_EQ("zip_encode_bf16", name_of(driver_->launches[2].kernel));
+    EXPECT_EQ("zip_encode_e5m2", name_of(driver_->launches[7].kernel));
+    for (size_t k = 1; k < driver_->launches.size(); ++k)
+        EXPECT_EQ(tiles, driver_->launches[k].blocks);
     const Item &probed = driver_->launches[0].launch.inline_items[0];
     const Item &encoded = driver_->launches[1].launch.inline_items[0];
     EXPECT_NE(nullptr, probed.probe);
@@ -198,11 +202,11 @@ TEST_F(Launcher, TellsKernelsWhereEverythingIs)
     i.chunk_length = 400000;
     i.chunk_stride = 401600;
     i.last_room = 300000;
-    zip_gpu_item_t j = item(ZIP_DTYPE_BYTES, 40000);
+    const zip_gpu_item_t j = item(ZIP_DTYPE_FP32, 40000);
     ASSERT_EQ(ZIP_OK, encode({i, j})) << api_.error_text();
     ASSERT_EQ(1u, driver_->launches.size());
     const auto &l = driver_->launches[0];
-    EXPECT_EQ(zip::gpu::KERNEL_ENCODE, l.kernel);
+    EXPECT_EQ("zip_encode_fp32", name_of(l.kernel));
     EXPECT_EQ(zip::gpu::TILE_THREADS, l.threads);
     EXPECT_EQ(2u, l.launch.items);
     EXPECT_EQ(7u, l.launch.seq);
@@ -235,16 +239,45 @@ TEST_F(Launcher, TellsKernelsWhereEverythingIs)
     // 13 + 13 + 7 tiles before it
     EXPECT_EQ(33u, b.first_tile);
     EXPECT_EQ(3u, b.first_chunk);
-    EXPECT_EQ(3u, b.chunk_tiles);
-    EXPECT_EQ(36u, l.blocks);
-    EXPECT_EQ(36u, l.launch.tiles);
+    EXPECT_EQ(2u, b.chunk_tiles);
+    EXPECT_EQ(35u, l.blocks);
+    EXPECT_EQ(35u, l.launch.tiles);
 }
 
 TEST_F(Launcher, AChunkWithoutValuesIsATile)
 {
     ASSERT_EQ(ZIP_OK, encode({item(ZIP_DTYPE_FP64, 0), item(ZIP_DTYPE_FP64, 7),
                               item(ZIP_DTYPE_BYTES, 0), item(ZIP_DTYPE_FP64, 8)}));
-    EXPECT_EQ(4u, driver_->launches.at(0).launch.tiles);
+    ASSERT_EQ(2u, driver_->launches.size());
+    EXPECT_EQ(1u, driver_->launches[0].launch.tiles);
+    EXPECT_EQ(3u, driver_->launches[1].launch.tiles);
+}
+
+TEST_F(Launcher, EachTypeOfABatchTakesALaunch)
+{
+    ASSERT_EQ(ZIP_OK, encode({item(ZIP_DTYPE_E5M2), item(), item(ZIP_DTYPE_BYTES), item(),
+                              item(ZIP_DTYPE_E5M2, 100)}));
+    ASSERT_EQ(3u, driver_->launches.size());
+    const char *names[] = {"zip_encode_bytes", "zip_encode_bf16", "zip_encode_e5m2"};
+    const uint32_t tiles[] = {64, 128, 129}, first_chunks[] = {0, 1, 3};
+    for (size_t k = 0; k < 3; ++k) {
+        const auto &l = driver_->launches[k];
+        EXPECT_EQ(names[k], name_of(l.kernel));
+        EXPECT_EQ(k == 0 ? 1u : 2u, l.launch.items);
+        EXPECT_EQ(tiles[k], l.launch.tiles);
+        EXPECT_EQ(first_chunks[k], l.launch.inline_items[0].first_chunk);
+        EXPECT_EQ(0u, l.launch.inline_items[0].first_tile);
+    }
+}
+
+TEST(LauncherKernels, HaveNumbersAndNames)
+{
+    std::set<std::string> names;
+    for (uint32_t k = 0; k < zip::gpu::KERNELS; ++k) {
+        EXPECT_EQ(k, number_of(zip::gpu::kernel_of(k)));
+        EXPECT_TRUE(names.insert(name_of(zip::gpu::kernel_of(k))).second);
+    }
+    EXPECT_TRUE(names.count("zip_decode_dense_fp16"));
 }
 
 TEST_F(Launcher, ABatchOfDenseAndOthersTakesTwoLaunches)
@@ -253,9 +286,9 @@ TEST_F(Launcher, ABatchOfDenseAndOthersTakesTwoLaunches)
                               item(ZIP_DTYPE_BF16, 32768, ZIP_SHAPE_DENSE)}));
     ASSERT_EQ(2u, driver_->launches.size());
     const auto &others = driver_->launches[0], &dense = driver_->launches[1];
-    EXPECT_EQ(zip::gpu::KERNEL_ENCODE, others.kernel);
+    EXPECT_EQ("zip_encode_bf16", name_of(others.kernel));
     EXPECT_EQ(64u, others.blocks);
-    EXPECT_EQ(zip::gpu::KERNEL_ENCODE_DENSE, dense.kernel);
+    EXPECT_EQ("zip_encode_dense_bf16", name_of(dense.kernel));
     EXPECT_EQ(zip::gpu::DENSE_TILE_THREADS, dense.threads);
     EXPECT_EQ(3u, dense.blocks);
     EXPECT_EQ(2u, dense.launch.items);
@@ -275,13 +308,13 @@ TEST_F(Launcher, ALimitOfMultiprocessorsBoundsTheGrid)
     for (const auto &l : driver_->launches)
         EXPECT_EQ(3u, l.blocks);
     const auto &few = driver_->launches[0], &dense = driver_->launches[2];
-    EXPECT_EQ(zip::gpu::KERNEL_ENCODE_FEW, few.kernel);
-    EXPECT_EQ(zip::gpu::KERNEL_DECODE_FEW, driver_->launches[1].kernel);
+    EXPECT_EQ("zip_encode_few_bf16", name_of(few.kernel));
+    EXPECT_EQ("zip_decode_few_bf16", name_of(driver_->launches[1].kernel));
     EXPECT_EQ(driver_->info().few_threads, few.threads);
     EXPECT_EQ(3 * few.threads / zip::gpu::TILE_THREADS, few.launch.workers);
     EXPECT_FALSE(few.filling);
-    EXPECT_EQ(zip::gpu::KERNEL_ENCODE_DENSE, dense.kernel);
-    EXPECT_EQ(zip::gpu::KERNEL_DECODE_DENSE, driver_->launches[3].kernel);
+    EXPECT_EQ("zip_encode_dense_bf16", name_of(dense.kernel));
+    EXPECT_EQ("zip_decode_dense_bf16", name_of(driver_->launches[3].kernel));
     EXPECT_EQ(3u, dense.launch.workers);
     EXPECT_TRUE(dense.filling);
 }
@@ -289,7 +322,7 @@ TEST_F(Launcher, ALimitOfMultiprocessorsBoundsTheGrid)
 TEST_F(Launcher, ALimitThatIsNoneIsNone)
 {
     ASSERT_EQ(ZIP_OK, encode({item()}, CpuDriver::MULTIPROCESSORS));
-    EXPECT_EQ(zip::gpu::KERNEL_ENCODE, driver_->launches[0].kernel);
+    EXPECT_EQ("zip_encode_bf16", name_of(driver_->launches[0].kernel));
 }
 
 TEST_F(Launcher, ALongBatchGoesThroughTheTable)
@@ -361,7 +394,7 @@ TEST_F(Launcher, ProbesGetTheirResultsPlaces)
     ASSERT_EQ(ZIP_OK, api_.probe(queue_, items.data(), 20, results));
     ASSERT_EQ(1u, driver_->launches.size());
     const auto &l = driver_->launches[0];
-    EXPECT_EQ(zip::gpu::KERNEL_PROBE, l.kernel);
+    EXPECT_EQ("zip_probe", name_of(l.kernel));
     EXPECT_EQ(20u, l.blocks);
     driver_->run(api_.queue_stream(queue_), 1);
     for (size_t i = 0; i < 20; ++i) {

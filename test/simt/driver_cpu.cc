@@ -186,10 +186,10 @@ zip_status_t CpuDriver::launch(Kernel kernel, uint32_t blocks, uint32_t threads,
         return fail(ZIP_ERR_DEVICE, "told to fail");
     launches.push_back({kernel, blocks, threads, filling, launch});
     streams_.at(stream)->work.push_back([=, this] {
-        const simt::cpu::KernelEntry *entry = simt::cpu::find_kernel(KERNEL_NAMES[kernel]);
+        const simt::cpu::KernelEntry *entry = simt::cpu::find_kernel(name_of(kernel));
         ++machine_.seed;
         const std::string text =
-                entry == nullptr ? std::string("no kernel ") + KERNEL_NAMES[kernel]
+                entry == nullptr ? "no kernel " + name_of(kernel)
                                  : simt::cpu::run(*entry, blocks, threads, launch, machine_);
         if (error.empty())
             error = text;

@@ -178,10 +178,12 @@ public:
                         void *stream, const Launch &launch) override
     {
         void *arguments[] = {const_cast<Launch *>(&launch)};
-        return check(cuda_.cuLaunchKernel(functions_[kernel], blocks, 1, 1, threads, 1, 1,
-                                          filling ? filling_bytes_[kernel] : dynamic_bytes_[kernel],
-                                          static_cast<CUstream>(stream), arguments, nullptr),
-                     KERNEL_NAMES[kernel]);
+        const uint32_t k = number_of(kernel);
+        const CUresult result =
+                cuda_.cuLaunchKernel(functions_[k], blocks, 1, 1, threads, 1, 1,
+                                     filling ? filling_bytes_[k] : dynamic_bytes_[k],
+                                     static_cast<CUstream>(stream), arguments, nullptr);
+        return result == CUDA_SUCCESS ? ZIP_OK : check(result, name_of(kernel).c_str());
     }
 
 private:
@@ -238,8 +240,10 @@ zip_status_t CudaDriver::open()
     if (status != ZIP_OK)
         return status;
     status = load_module(device);
-    for (uint32_t k = 0; k < KERNELS && status == ZIP_OK; ++k)
-        status = prepare_kernel(Kernel(k));
+    for (uint32_t k = 0; k < KERNELS && status == ZIP_OK; ++k) {
+        if (exists(kernel_of(k)))
+            status = prepare_kernel(kernel_of(k));
+    }
     leave();
     return status;
 }
@@ -266,17 +270,17 @@ zip_status_t CudaDriver::load_module(CUdevice device)
 
 zip_status_t CudaDriver::prepare_kernel(Kernel kernel)
 {
-    zip_status_t status =
-            check(cuda_.cuModuleGetFunction(&functions_[kernel], module_, KERNEL_NAMES[kernel]),
-                  KERNEL_NAMES[kernel]);
+    zip_status_t status = check(cuda_.cuModuleGetFunction(&functions_[number_of(kernel)], module_,
+                                                          name_of(kernel).c_str()),
+                                name_of(kernel).c_str());
     // With lazy loading a kernel is loaded at its first launch, which may wait for kernels that
     // spin.
     if (status == ZIP_OK && cuda_.cuFuncLoad != nullptr)
-        status = check(cuda_.cuFuncLoad(functions_[kernel]), KERNEL_NAMES[kernel]);
+        status = check(cuda_.cuFuncLoad(functions_[number_of(kernel)]), name_of(kernel).c_str());
     int own_bytes = 0;
     auto static_bytes = [&](Kernel of, int *bytes_p) {
         return check(cuda_.cuFuncGetAttribute(bytes_p, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
-                                              functions_[of]),
+                                              functions_[number_of(of)]),
                      "cuFuncGetAttribute");
     };
     if (status == ZIP_OK)
@@ -284,24 +288,23 @@ zip_status_t CudaDriver::prepare_kernel(Kernel kernel)
     if (status != ZIP_OK)
         return status;
     uint32_t dynamic = 0;
-    if (kernel == KERNEL_ENCODE_FEW || kernel == KERNEL_DECODE_FEW) {
+    if (kernel.variant == VARIANT_FEW) {
         // its workers have each what a block of the kernel for all multiprocessors has
         int worker_bytes = 0;
-        status = static_bytes(kernel == KERNEL_ENCODE_FEW ? KERNEL_ENCODE : KERNEL_DECODE,
-                              &worker_bytes);
-        dynamic = dynamic_bytes_[kernel] =
+        status = static_bytes({kernel.action, VARIANT_ALL, kernel.dtype}, &worker_bytes);
+        dynamic = dynamic_bytes_[number_of(kernel)] =
                 info_.few_threads / TILE_THREADS * uint32_t(worker_bytes);
-    } else if (kernel == KERNEL_ENCODE_DENSE || kernel == KERNEL_DECODE_DENSE) {
+    } else if (kernel.variant == VARIANT_DENSE) {
         constexpr uint32_t UNIT = 128; // shared memory is given out in pieces of it
         const uint32_t half = info_.shared_bytes / 2 / UNIT * UNIT + UNIT;
-        dynamic = filling_bytes_[kernel] =
+        dynamic = filling_bytes_[number_of(kernel)] =
                 half > uint32_t(own_bytes) ? half - uint32_t(own_bytes) : 0;
     }
     if (status == ZIP_OK && dynamic != 0)
-        status = check(cuda_.cuFuncSetAttribute(functions_[kernel],
+        status = check(cuda_.cuFuncSetAttribute(functions_[number_of(kernel)],
                                                 CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                                 int(dynamic)),
-                       KERNEL_NAMES[kernel]);
+                       name_of(kernel).c_str());
     return status;
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "kernels/codec.h"
 #include "kernels/gpu/job.h"
@@ -18,21 +19,42 @@ zip_status_t fail(zip_status_t status, const char *pattern, ...)
 // The calling thread's last error; never null.
 const char *error_text();
 
-enum Kernel : uint32_t {
-    KERNEL_ENCODE,
-    KERNEL_DECODE,
-    KERNEL_ENCODE_FEW,
-    KERNEL_DECODE_FEW,
-    KERNEL_ENCODE_DENSE,
-    KERNEL_DECODE_DENSE,
-    KERNEL_PROBE,
-    KERNELS
+// Which launch a kernel is for.
+enum Variant : uint8_t {
+    VARIANT_ALL,   // all multiprocessors
+    VARIANT_FEW,   // some of them
+    VARIANT_DENSE, // chunks of shape dense, whichever
+    VARIANTS
 };
-// By Kernel; job.h says what they are.
-constexpr const char *KERNEL_NAMES[KERNELS] = {
-        "zip_encode",       "zip_decode",       "zip_encode_few", "zip_decode_few",
-        "zip_encode_dense", "zip_decode_dense", "zip_probe",
+
+// A kernel of the image; job.h says what they are and how they are named. All kernels can be
+// counted: the number of one is below KERNELS.
+struct Kernel {
+    enum class Action : uint8_t { ENCODE, DECODE, PROBE };
+    Action action;
+    Variant variant; // not of PROBE
+    uint8_t dtype;   // not of PROBE
 };
+constexpr uint32_t KERNELS = 2 * VARIANTS * format::DTYPES + 1;
+constexpr uint32_t number_of(Kernel k)
+{
+    return k.action == Kernel::Action::PROBE
+                   ? KERNELS - 1
+                   : (uint32_t(k.action) * VARIANTS + k.variant) * format::DTYPES + k.dtype;
+}
+constexpr Kernel kernel_of(uint32_t number)
+{
+    if (number == KERNELS - 1)
+        return {Kernel::Action::PROBE, VARIANT_ALL, 0};
+    return {Kernel::Action(number / format::DTYPES / VARIANTS),
+            Variant(number / format::DTYPES % VARIANTS), uint8_t(number % format::DTYPES)};
+}
+// Whether the image has it: what is stored has no shape.
+constexpr bool exists(Kernel k)
+{
+    return !(k.variant == VARIANT_DENSE && k.dtype == format::DTYPE_BYTES);
+}
+std::string name_of(Kernel k);
 
 struct DeviceInfo {
     uint32_t multiprocessors;

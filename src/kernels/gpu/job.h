@@ -62,12 +62,14 @@ struct Launch {
 };
 static_assert(sizeof(Launch) <= 4096, "kernel arguments are at most 4 KiB on every back end");
 
-// Names of the kernels in the images.
-//   zip_encode, zip_decode              TILE_THREADS threads, grid: tiles
-//   zip_encode_few, zip_decode_few      FEW_SM_THREADS threads, grid: multiprocessors allowed
-//   zip_encode_dense, zip_decode_dense  DENSE_TILE_THREADS threads, grid: tiles, or workers (a limit is then one worker in 4 a multiprocessor)
-//   zip_probe                           one block of TILE_THREADS threads an item
-// A batch whose items are not all dense or all not dense takes two launches.
+// Names of the kernels in the images; TYPE is bytes, bf16, fp32, fp16, fp64, e4m3 or e5m2. All items of a launch have the kernel's type, or
+// a type that a probe finds: then every type has its launch, which passes over the tiles of others.
+//   zip_encode_TYPE, zip_decode_TYPE              TILE_THREADS threads, grid: tiles
+//   zip_encode_few_TYPE, zip_decode_few_TYPE      FEW_SM_THREADS threads (simt::FEW_THREADS), grid: multiprocessors allowed
+//   zip_encode_dense_TYPE, zip_decode_dense_TYPE  DENSE_TILE_THREADS threads, not for bytes; grid: tiles, or multiprocessors allowed, each with so
+//                                                 much dynamic shared memory that a multiprocessor holds one
+//   zip_probe                                     one block of TILE_THREADS threads an item; writes its result to the item's `probe`
+// A batch takes a launch for each type, dense and not.
 
 } // namespace zip::gpu
 #endif

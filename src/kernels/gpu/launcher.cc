@@ -23,8 +23,6 @@ thread_local char last_error[512] = "no error";
 constexpr uint64_t MAX_TILES = std::numeric_limits<int32_t>::max();
 constexpr uint64_t CHUNKS_ALIGN = 16;
 
-enum class Action { ENCODE, DECODE, PROBE };
-
 } // namespace
 
 zip_status_t fail(zip_status_t status, const char *pattern, ...)
@@ -41,7 +39,20 @@ const char *error_text()
     return last_error;
 }
 
+std::string name_of(Kernel k)
+{
+    if (k.action == Kernel::Action::PROBE)
+        return "zip_probe";
+    constexpr const char *VARIANT_NAMES[VARIANTS] = {"", "few_", "dense_"};
+    constexpr const char *DTYPE_NAMES[format::DTYPES] = {"bytes", "bf16", "fp32", "fp16",
+                                                         "fp64",  "e4m3", "e5m2"};
+    return std::string(k.action == Kernel::Action::ENCODE ? "zip_encode_" : "zip_decode_") +
+           VARIANT_NAMES[k.variant] + DTYPE_NAMES[k.dtype];
+}
+
 namespace {
+
+using Action = Kernel::Action;
 
 // The driver's context, for the length of a call.
 class Inside {
@@ -60,6 +71,16 @@ private:
     Driver &driver_;
     zip_status_t status_;
 };
+
+// Items of one kind share a launch: those of one type, dense or not. Types are counted up to AUTO.
+constexpr uint32_t KINDS = 2 * (format::DTYPES + 1);
+
+uint32_t kind_of(const zip_gpu_item_t &item)
+{
+    const bool dense = item.coding.shape == ZIP_SHAPE_DENSE && item.coding.dtype != ZIP_DTYPE_BYTES;
+    // what is no type at all is refused later
+    return 2 * std::min(uint32_t(item.coding.dtype), uint32_t(format::DTYPES)) + dense;
+}
 
 // A piece of a launch's table that is free again when the copy from it is done.
 struct Slot {
@@ -238,8 +259,9 @@ private:
         size_t first, count; // of `items`
         bool dense;
     };
-    zip_status_t launch_part(Action action, const Part &part, const Item *device_items,
-                             zip_gpu_launch_t params);
+    Launch launch_of(const Part &part, const Item *device_items, zip_gpu_launch_t params) const;
+    zip_status_t launch_kernel(Action action, uint8_t dtype, bool dense, Launch launch,
+                               uint32_t max_sms);
 
     Driver &driver_;
     void *stream_ = nullptr;
@@ -252,7 +274,9 @@ private:
     Item *table_ = nullptr;
     std::vector<Slot> slots_;
     size_t next_slot_ = 0;
-    std::vector<Item> items_; // of the batch that is being made; never grows
+    // of the batch that is being made; they never grow
+    std::vector<Item> items_;
+    std::vector<Part> parts_;
 };
 
 Queue::~Queue()
@@ -286,6 +310,7 @@ zip_status_t Queue::create(const zip_gpu_queue_params_t &params)
     max_items_ = params.max_items;
     max_chunks_ = params.max_chunks;
     items_.reserve(max_items_);
+    parts_.reserve(KINDS);
     stream_ = params.stream;
     zip_status_t status = ZIP_OK;
     auto step = [&status](zip_status_t s) { return (status = s) == ZIP_OK; };
@@ -333,24 +358,23 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
         return fail(ZIP_ERR_NO_SPACE, "%zu items in a batch, but the queue was made for %" PRIu32,
                     count, max_items_);
 
-    // Items of shape dense come behind the others: they have kernels of their own.
+    // Items that share a kernel lie together.
     items_.clear();
-    bool probe = action == Action::PROBE;
+    parts_.clear();
+    const bool probe_only = action == Action::PROBE;
+    bool probe = probe_only;
     uint64_t chunks = 0;
-    Part parts[2] = {{0, 0, false}, {0, 0, true}};
-    for (Part &part : parts) {
-        part.first = items_.size();
+    for (uint32_t kind = 0; kind < KINDS && items_.size() < count; ++kind) {
+        Part part{items_.size(), 0, kind % 2 != 0};
         uint64_t tiles = 0;
         for (size_t i = 0; i < count; ++i) {
-            const bool dense = action != Action::PROBE && in[i].coding.dtype != ZIP_DTYPE_BYTES &&
-                               in[i].coding.shape == ZIP_SHAPE_DENSE;
-            if (dense != part.dense)
+            if (probe_only ? kind != 0 : kind_of(in[i]) != kind)
                 continue;
             Item item;
             const zip_status_t status = translate(in[i], i, action, &item);
             if (status != ZIP_OK)
                 return status;
-            if (action == Action::PROBE) {
+            if (probe_only) {
                 item.probe = results + i;
             } else if (item.dtype == ZIP_DTYPE_AUTO) {
                 item.probe = probes_ + items_.size();
@@ -358,7 +382,7 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
             }
             item.first_tile = uint32_t(tiles);
             item.first_chunk = uint32_t(chunks);
-            if (action != Action::PROBE) {
+            if (!probe_only) {
                 tiles += tiles_of(item);
                 chunks += item.chunk_count;
             }
@@ -371,8 +395,10 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
                             " that the queue was made for",
                             i, max_chunks_);
             items_.push_back(item);
+            ++part.count;
         }
-        part.count = items_.size() - part.first;
+        if (part.count != 0)
+            parts_.push_back(part);
     }
 
     const Inside inside(driver_);
@@ -402,61 +428,62 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
         device_items = table_;
     }
 
-    if (probe) {
-        for (const Part &part : parts) {
-            const zip_status_t status =
-                    part.count != 0 ? launch_part(Action::PROBE, part, device_items, params)
-                                    : ZIP_OK;
+    // probes of what will be encoded are in its table already
+    for (const Part &part : parts_) {
+        const bool wanted = probe && items_[part.first].probe != nullptr;
+        const zip_status_t status =
+                wanted ? driver_.launch({Action::PROBE, VARIANT_ALL, 0}, uint32_t(part.count),
+                                        TILE_THREADS, false, stream_,
+                                        launch_of(part, device_items, params))
+                       : ZIP_OK;
+        if (status != ZIP_OK)
+            return status;
+    }
+    if (probe_only)
+        return ZIP_OK;
+    for (const Part &part : parts_) {
+        const uint8_t dtype = items_[part.first].dtype;
+        // of an unknown type: the kernels of all of them, each of which does what is its type's
+        const bool known = dtype != ZIP_DTYPE_AUTO;
+        for (uint8_t d = known ? dtype : 0; d < (known ? dtype + 1 : ZIP_DTYPE_LAST); ++d) {
+            const bool dense = part.dense && d != ZIP_DTYPE_BYTES;
+            const zip_status_t status = launch_kernel(
+                    action, d, dense, launch_of(part, device_items, params), params.max_sms);
             if (status != ZIP_OK)
                 return status;
         }
     }
-    if (action == Action::PROBE)
-        return ZIP_OK;
-    for (const Part &part : parts) {
-        const zip_status_t status =
-                part.count != 0 ? launch_part(action, part, device_items, params) : ZIP_OK;
-        if (status != ZIP_OK)
-            return status;
-    }
     return ZIP_OK;
 }
 
-zip_status_t Queue::launch_part(Action action, const Part &part, const Item *device_items,
-                                zip_gpu_launch_t params)
+Launch Queue::launch_of(const Part &part, const Item *device_items, zip_gpu_launch_t params) const
 {
     const Item *const first = items_.data() + part.first;
+    const Item &last = first[part.count - 1];
     Launch launch{};
     launch.states = states_;
     launch.items = uint32_t(part.count);
+    launch.tiles = last.first_tile + uint32_t(tiles_of(last));
     launch.seq = params.seq;
     if (device_items != nullptr)
         launch.table = device_items + part.first;
     else
         std::copy_n(first, part.count, launch.inline_items);
-    if (action == Action::PROBE)
-        return driver_.launch(KERNEL_PROBE, launch.items, TILE_THREADS, false, stream_, launch);
+    return launch;
+}
 
-    const Item &last = first[part.count - 1];
-    launch.tiles = last.first_tile + uint32_t(tiles_of(last));
-    const bool encode = action == Action::ENCODE;
+zip_status_t Queue::launch_kernel(Action action, uint8_t dtype, bool dense, Launch launch,
+                                  uint32_t max_sms)
+{
     const DeviceInfo &info = driver_.info();
-    const bool limited = params.max_sms != 0 && params.max_sms < info.multiprocessors;
-    if (!limited) {
-        const Kernel kernel = part.dense ? (encode ? KERNEL_ENCODE_DENSE : KERNEL_DECODE_DENSE)
-                                         : (encode ? KERNEL_ENCODE : KERNEL_DECODE);
-        return driver_.launch(kernel, launch.tiles, part.dense ? DENSE_TILE_THREADS : TILE_THREADS,
-                              false, stream_, launch);
-    }
-    const uint32_t blocks = std::min(params.max_sms, launch.tiles);
-    if (part.dense) {
-        launch.workers = blocks;
-        return driver_.launch(encode ? KERNEL_ENCODE_DENSE : KERNEL_DECODE_DENSE, blocks,
-                              DENSE_TILE_THREADS, true, stream_, launch);
-    }
-    launch.workers = blocks * (info.few_threads / TILE_THREADS);
-    return driver_.launch(encode ? KERNEL_ENCODE_FEW : KERNEL_DECODE_FEW, blocks, info.few_threads,
-                          false, stream_, launch);
+    const bool limited = max_sms != 0 && max_sms < info.multiprocessors;
+    const uint32_t threads = dense ? DENSE_TILE_THREADS : limited ? info.few_threads : TILE_THREADS;
+    const uint32_t blocks = limited ? std::min(max_sms, launch.tiles) : launch.tiles;
+    if (limited)
+        launch.workers = dense ? blocks : blocks * (info.few_threads / TILE_THREADS);
+    const Variant variant = dense ? VARIANT_DENSE : limited ? VARIANT_FEW : VARIANT_ALL;
+    return driver_.launch({action, variant, dtype}, blocks, threads, dense && limited, stream_,
+                          launch);
 }
 
 } // namespace

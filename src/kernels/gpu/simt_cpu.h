@@ -14,7 +14,8 @@
 
 #define SIMT_DEVICE inline
 #define SIMT_CONSTANT
-#define SIMT_KERNEL(name, threads, min_blocks)                                                     \
+#define SIMT_KERNEL(name, threads, min_blocks) SIMT_KERNEL_OF(name, threads) // expands `name`
+#define SIMT_KERNEL_OF(name, threads)                                                              \
     extern "C" void name(const zip::gpu::Launch &launch);                                          \
     static const zip::simt::cpu::KernelEntry name##_entry(#name, name, threads);                   \
     extern "C" void name([[maybe_unused]] const zip::gpu::Launch &launch)

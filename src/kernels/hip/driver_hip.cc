@@ -192,11 +192,12 @@ public:
                         void *stream, const Launch &launch) override
     {
         void *arguments[] = {const_cast<Launch *>(&launch)};
-        return check(hip_.hipModuleLaunchKernel(
-                             functions_[kernel], blocks, 1, 1, threads, 1, 1,
-                             filling ? filling_bytes_[kernel] : dynamic_bytes_[kernel],
-                             static_cast<hipStream_t>(stream), arguments, nullptr),
-                     KERNEL_NAMES[kernel]);
+        const uint32_t k = number_of(kernel);
+        const hipError_t result =
+                hip_.hipModuleLaunchKernel(functions_[k], blocks, 1, 1, threads, 1, 1,
+                                           filling ? filling_bytes_[k] : dynamic_bytes_[k],
+                                           static_cast<hipStream_t>(stream), arguments, nullptr);
+        return result == hipSuccess ? ZIP_OK : check(result, name_of(kernel).c_str());
     }
 
 private:
@@ -247,8 +248,10 @@ zip_status_t HipDriver::open()
     if (status != ZIP_OK)
         return status;
     status = load_module();
-    for (uint32_t k = 0; k < KERNELS && status == ZIP_OK; ++k)
-        status = prepare_kernel(Kernel(k));
+    for (uint32_t k = 0; k < KERNELS && status == ZIP_OK; ++k) {
+        if (exists(kernel_of(k)))
+            status = prepare_kernel(kernel_of(k));
+    }
     leave();
     return status;
 }
@@ -273,26 +276,26 @@ zip_status_t HipDriver::load_module()
 
 zip_status_t HipDriver::prepare_kernel(Kernel kernel)
 {
-    zip_status_t status =
-            check(hip_.hipModuleGetFunction(&functions_[kernel], module_, KERNEL_NAMES[kernel]),
-                  KERNEL_NAMES[kernel]);
+    zip_status_t status = check(hip_.hipModuleGetFunction(&functions_[number_of(kernel)], module_,
+                                                          name_of(kernel).c_str()),
+                                name_of(kernel).c_str());
     auto static_bytes = [&](Kernel of, int *bytes_p) {
         return check(hip_.hipFuncGetAttribute(bytes_p, HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
-                                              functions_[of]),
+                                              functions_[number_of(of)]),
                      "hipFuncGetAttribute");
     };
     int bytes = 0;
     if (status != ZIP_OK)
         return status;
-    if (kernel == KERNEL_ENCODE_FEW || kernel == KERNEL_DECODE_FEW) {
+    if (kernel.variant == VARIANT_FEW) {
         // its worker has what a block of the kernel for all multiprocessors has
-        status = static_bytes(kernel == KERNEL_ENCODE_FEW ? KERNEL_ENCODE : KERNEL_DECODE, &bytes);
-        dynamic_bytes_[kernel] = info_.few_threads / TILE_THREADS * uint32_t(bytes);
-    } else if (kernel == KERNEL_ENCODE_DENSE || kernel == KERNEL_DECODE_DENSE) {
+        status = static_bytes({kernel.action, VARIANT_ALL, kernel.dtype}, &bytes);
+        dynamic_bytes_[number_of(kernel)] = info_.few_threads / TILE_THREADS * uint32_t(bytes);
+    } else if (kernel.variant == VARIANT_DENSE) {
         status = static_bytes(kernel, &bytes);
         constexpr uint32_t UNIT = 512; // shared memory is given out in pieces of it
         const uint32_t half = info_.shared_bytes / 2 / UNIT * UNIT + UNIT;
-        filling_bytes_[kernel] = half > uint32_t(bytes) ? half - uint32_t(bytes) : 0;
+        filling_bytes_[number_of(kernel)] = half > uint32_t(bytes) ? half - uint32_t(bytes) : 0;
     }
     return status;
 }

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The kernels of one type for the CPU's executor.
+#define ZIP_KERNEL_DTYPE fp32
+#define ZIP_KERNEL_DTYPE_UPPER FP32
+#define ZIP_BLOCKS 8
+#define ZIP_FEW
+#define ZIP_DENSE
+#include "kernels/gpu/kernels.h"
