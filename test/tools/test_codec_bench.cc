@@ -4,6 +4,7 @@
 // but the kernels.
 #include "kernels/codec_gpu.h"
 #include "kernels/format.h"
+#include "simt/driver_cpu.h"
 #include "tools/codec_bench.h"
 #include "tools/cuda_driver.h"
 #include "tools/data_set.h"
@@ -140,6 +141,43 @@ const zip_gpu_api_t host_api = {
         },
 };
 
+// ------------------------------------------------------------ the kernels on the CPU
+
+const zip_gpu_api_t &kernels()
+{
+    constexpr uint32_t kWave = 32;
+    return *zip::gpu::CpuDriver::api(kWave);
+}
+
+// Their driver knows only its own streams, and does nothing before it is told to.
+zip_status_t finish_kernels(zip_status_t status, zip_gpu_queue_t *queue)
+{
+    zip::gpu::CpuDriver &driver = *zip::gpu::CpuDriver::opened();
+    driver.run(kernels().queue_stream(queue));
+    EXPECT_EQ(driver.error, "");
+    return status;
+}
+
+zip_gpu_api_t kernels_api()
+{
+    zip_gpu_api_t api = kernels();
+    api.queue_create = [](zip_gpu_t *gpu, const zip_gpu_queue_params_t *params,
+                          zip_gpu_queue_t **queue_p) {
+        zip_gpu_queue_params_t own = *params;
+        own.stream = nullptr;
+        return kernels().queue_create(gpu, &own, queue_p);
+    };
+    api.encode = [](zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count,
+                    zip_gpu_launch_t launch) {
+        return finish_kernels(kernels().encode(queue, items, count, launch), queue);
+    };
+    api.decode = [](zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count,
+                    zip_gpu_launch_t launch) {
+        return finish_kernels(kernels().decode(queue, items, count, launch), queue);
+    };
+    return api;
+}
+
 } // namespace
 
 // In the place of the loader: no file is opened here.
@@ -147,6 +185,10 @@ extern "C" const zip_gpu_api_t *zip_gpu_load(const char *name, const char **erro
 {
     if (std::strcmp(name, "host codec of the test") == 0) {
         return &host_api;
+    }
+    if (std::strcmp(name, "kernels on the CPU") == 0) {
+        static const zip_gpu_api_t api = kernels_api();
+        return &api;
     }
     *error_p = "the test has no such codec";
     return nullptr;
@@ -458,6 +500,35 @@ TEST_F(CodecBenchGpu, every_type_and_shape_is_taken)
     options.tiles = {"default", "small"};
     options.ops = {"encode", "decode"};
     EXPECT_EQ(run().size(), 6U * 9 * 2); // no small tiles with dense
+}
+
+TEST_F(CodecBenchGpu, the_kernels_are_driven_as_they_want)
+{
+    options.gpu_codec = "kernels on the CPU";
+    options.sizes = "40002";
+    options.dtypes = {"bf16", "fp16", "fp32"};
+    options.data = {"normal", "random"};
+    options.shapes = {"default", "dense"};
+    options.tiles = {"default", "small"};
+    options.chunks = {"0", "16K"};
+    options.max_sms = {0, 2};
+    options.misalign = 2;
+    options.batch = 2;
+    options.repeats = 1;
+    const json rows = run();
+    size_t coded = 0, sums = 0;
+    for (const json &row : rows) {
+        EXPECT_EQ(row["verified"], true);
+        sums += row["op"] == "add";
+        if (row["op"] == "encode" && row["data"] == "normal" && row["dtype"] == "bf16") {
+            EXPECT_NEAR(row["ratio"], 0.672, 0.012) << row;
+            ++coded;
+        }
+    }
+    // Codings, chunk lengths, limits; sums of bf16 and fp16, of which 40002 bytes are whole values,
+    // but not of fp32.
+    EXPECT_EQ(coded, 3U * 2 * 2);
+    EXPECT_EQ(sums, 2 * coded);
 }
 
 TEST_F(CodecBenchGpu, random_bits_are_measured_without_sums)
