@@ -42,7 +42,7 @@ constexpr MoveTables make_move_tables()
     return t;
 }
 
-SIMT_CONSTANT MoveTables MOVE_TABLES = make_move_tables();
+SIMT_CONSTANT constexpr MoveTables MOVE_TABLES = make_move_tables();
 
 // a where the mask is set, else b.
 SIMT_DEVICE uint32_t select(uint32_t mask, uint32_t a, uint32_t b)
