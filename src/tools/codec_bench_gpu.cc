@@ -805,7 +805,15 @@ void GpuBench::measure(const CodecData &data, std::vector<BenchRow> &rows)
                 continue;
             }
             for (const std::string &cache : s.caches) {
-                s.measure_nvcomp(data, *peer, chunk, cache, originals, restored, rows);
+                // What a peer cannot do must not end the run.
+                try {
+                    s.measure_nvcomp(data, *peer, chunk, cache, originals, restored, rows);
+                } catch (const Error &error) {
+                    if (error.status() == kExitInterrupted) {
+                        throw;
+                    }
+                    std::fprintf(stderr, "note: %s; this row is left out\n", error.what());
+                }
             }
         }
     }

@@ -168,6 +168,18 @@ assert all(1 <= row["ratio"] < 1.01 for row in zip_rows if row["data"] == "rando
 peers = {row["codec"] for row in rows} - {"zip"}
 assert peers <= {"zstd-1"}, peers
 PYTHON
+table=$(dirname "$0")/../../contrib/performance_table
+if "$table" "$dir/codec.json" >"$dir/table" 2>"$dir/err" && [ "$(grep -c '^| fp32 | weights' "$dir/table")" -ge 4 ]; then
+    ok "codec: a table of the run"
+else
+    not_ok "codec: a table of the run" "$(wc -l <"$dir/table") lines"
+fi
+sed 's/"verified": true/"verified": false/' "$dir/codec.json" >"$dir/unverified.json"
+if "$table" "$dir/unverified.json" >"$dir/table" 2>"$dir/err"; then
+    not_ok "codec: no table of what was not verified" "exit status 0"
+else
+    ok "codec: no table of what was not verified"
+fi
 
 status=0
 timeout 60 "$zipperf" codec --size 64K --dtype fp16 --data uniform --dump "$dir/dump" >"$dir/out" 2>"$dir/err" || status=$?
