@@ -530,6 +530,34 @@ TEST_F(CodecBenchGpu, the_kernels_are_driven_as_they_want)
     EXPECT_EQ(sums, 2 * coded);
 }
 
+TEST_F(CodecBenchGpu, nvcomp_is_measured_on_the_same_buffers)
+{
+    options.nvcomp = FAKE_NVCOMP_PATH;
+    options.ops = {"encode", "decode"};
+    options.nvcomp_chunks = "32K,1M";
+    options.sizes = "200000";
+    options.batch = 2;
+    options.dtypes = {"bf16", "fp32"};
+    const json rows = run();
+    std::map<std::string, int> peers;
+    for (const json &row : rows) {
+        const std::string codec = row["codec"];
+        if (codec.rfind("nvcomp", 0) != 0) {
+            continue;
+        }
+        ++peers[codec + " " + row["op"].get<std::string>()];
+        EXPECT_EQ(row["dtype"], "bf16") << "the library of the test refuses all but float16";
+        EXPECT_EQ(row["chunk"], 32768);
+        EXPECT_EQ(row["verified"], true);
+        EXPECT_DOUBLE_EQ(row["ratio"], (200000 + 7 * 16) / 200000.0); // 16 bytes a chunk
+    }
+    EXPECT_EQ(peers, (std::map<std::string, int>{{"nvcomp-ans decode", 1},
+                                                 {"nvcomp-ans encode", 1},
+                                                 {"nvcomp-bitcomp decode", 1},
+                                                 {"nvcomp-bitcomp encode", 1}}));
+    EXPECT_EQ(allocations(), 0U);
+}
+
 TEST_F(CodecBenchGpu, random_bits_are_measured_without_sums)
 {
     options.data = {"random"};
