@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -174,6 +175,15 @@ protected:
     }
 
     zip_gpu_launch_t launch(uint32_t max_sms) { return {max_sms, ++seq_}; }
+    // Waits for what was launched. Where that failed nothing else of the test makes sense.
+    void finish(zip_status_t launched)
+    {
+        if (launched != ZIP_OK)
+            throw std::runtime_error(api_->error_text());
+        const std::string error = back_end_->wait(api_->queue_stream(queue_));
+        if (!error.empty())
+            throw std::runtime_error(error);
+    }
 
     // Encodes all in one call, and checks what the progress words say.
     std::vector<Chunks> encode(const std::vector<Original> &originals, uint32_t max_sms = 0)
@@ -198,9 +208,7 @@ protected:
                              reinterpret_cast<uint64_t *>(progress.back()->get())});
         }
         const zip_gpu_launch_t l = launch(max_sms);
-        EXPECT_EQ(ZIP_OK, api_->encode(queue_, items.data(), items.size(), l))
-                << api_->error_text();
-        EXPECT_EQ("", back_end_->wait(api_->queue_stream(queue_)));
+        finish(api_->encode(queue_, items.data(), items.size(), l));
         std::vector<Chunks> result;
         for (size_t i = 0; i < items.size(); ++i) {
             const Bytes all = chunks[i]->content(), words = progress[i]->content();
@@ -261,9 +269,7 @@ protected:
                 items.back().chunk_stride = 0;
         }
         const zip_gpu_launch_t l = launch(max_sms);
-        EXPECT_EQ(ZIP_OK, api_->decode(queue_, items.data(), items.size(), l))
-                << api_->error_text();
-        EXPECT_EQ("", back_end_->wait(api_->queue_stream(queue_)));
+        finish(api_->decode(queue_, items.data(), items.size(), l));
         std::vector<Decoded> result;
         for (size_t i = 0; i < items.size(); ++i) {
             Decoded d{data[i]->content(), {}};

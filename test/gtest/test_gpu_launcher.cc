@@ -162,38 +162,106 @@ TEST_F(Launcher, RefusesRoomBelowTheBound)
     }
 }
 
-TEST_F(Launcher, AnUnknownTypeNeedsTheLargestBoundAndMostTiles)
+TEST_F(Launcher, RefusesRoomBelowTheFixedPartsOfWhatItDecodes)
 {
-    const uint64_t length = 1000001;
-    uint64_t bound = 0, tiles = 0;
-    for (uint8_t d = ZIP_DTYPE_BF16; d < ZIP_DTYPE_LAST; ++d) {
-        for (uint8_t s : {format::SHAPE_22228, format::SHAPE_11238}) {
-            const format::Layout l = format::layout_of({d, s, false}, length);
-            bound = std::max(bound, l.tail + format::max_tail({d, s, false}, l.values));
-            tiles = std::max(tiles, l.tiles);
+    for (zip_dtype_t dtype : {ZIP_DTYPE_BYTES, ZIP_DTYPE_FP16}) {
+        zip_gpu_item_t i = item(dtype, 100001);
+        uint64_t fixed = 48 + 100001;
+        if (dtype != ZIP_DTYPE_BYTES)
+            fixed = format::layout_of({uint8_t(dtype), format::SHAPE_22228, false}, 100001).tail;
+        i.last_room = fixed - 1;
+        refuses_decode(i, "last_room is");
+        i.last_room = fixed;
+        EXPECT_EQ(ZIP_OK, decode({i}));
+        driver_->launches.clear();
+        i.chunk_length = 50000;
+        i.chunk_stride = 40000;
+        refuses_decode(i, "chunk_stride is");
+    }
+}
+
+TEST_F(Launcher, AnUnknownTypeNeedsTheLargestBound)
+{
+    for (zip_shape_t shape : {ZIP_SHAPE_DEFAULT, ZIP_SHAPE_38}) {
+        const uint64_t length = 1000001;
+        uint64_t bound = 0;
+        for (uint8_t d = ZIP_DTYPE_BF16; d < ZIP_DTYPE_LAST; ++d) {
+            for (uint8_t s : {format::SHAPE_22228, format::SHAPE_11238, format::SHAPE_38}) {
+                if (shape == ZIP_SHAPE_DEFAULT ? s == format::SHAPE_38 : s != format::SHAPE_38)
+                    continue;
+                const format::Layout l = format::layout_of({d, s, false}, length);
+                bound = std::max(bound, l.tail + format::max_tail({d, s, false}, l.values));
+            }
+        }
+        zip_gpu_item_t i = item(ZIP_DTYPE_AUTO, length, shape);
+        i.chunk_stride = 0;
+        i.last_room = bound - 1;
+        refuses_encode(i, "last_room is");
+        i.last_room = bound;
+        EXPECT_EQ(ZIP_OK, encode({i})) << api_.error_text();
+        driver_->launches.clear();
+    }
+}
+
+TEST_F(Launcher, AnUnknownTypeIsProbedAndOfferedToAllKernels)
+{
+    const zip_gpu_item_t known = item(ZIP_DTYPE_FP16, 16384);
+    zip_gpu_item_t i = item(ZIP_DTYPE_AUTO, 100000, ZIP_SHAPE_DEFAULT);
+    i.chunk_length = 32768;
+    ASSERT_EQ(ZIP_OK, encode({known, i})) << api_.error_text();
+    ASSERT_EQ(1u + ZIP_DTYPE_LAST, driver_->launches.size());
+    const auto &probe = driver_->launches[0];
+    EXPECT_EQ("zip_probe", name_of(probe.kernel));
+    EXPECT_EQ(1u, probe.blocks);
+    const Item &probed = probe.launch.inline_items[0];
+    ASSERT_NE(nullptr, probed.probe);
+    EXPECT_EQ(1u, probed.chunk_count);
+    EXPECT_EQ(100000u, probed.last_length);
+    for (uint8_t d = 0; d < ZIP_DTYPE_LAST; ++d) {
+        const auto &l = driver_->launches[1 + d];
+        EXPECT_EQ(d, l.kernel.dtype);
+        const Item *items = l.launch.inline_items;
+        ASSERT_EQ(d == ZIP_DTYPE_BYTES ? 1u : d == ZIP_DTYPE_FP16 ? 3u : 2u, l.launch.items);
+        if (d == ZIP_DTYPE_FP16) {
+            EXPECT_EQ(nullptr, items->probe);
+            ++items;
+        }
+        // the same item in two shapes: its state is the same, its tiles are not
+        for (uint32_t s = 0; s < (d == ZIP_DTYPE_BYTES ? 1u : 2u); ++s) {
+            EXPECT_EQ(probed.probe, items[s].probe);
+            EXPECT_EQ(d, items[s].dtype);
+            EXPECT_EQ(d == ZIP_DTYPE_BYTES ? 0u : 1 + s, items[s].shape);
+            EXPECT_EQ(1u, items[s].first_chunk);
+            EXPECT_EQ(4u, items[s].chunk_count);
+            EXPECT_EQ(0, items[s].any_shape);
         }
     }
-    zip_gpu_item_t i = item(ZIP_DTYPE_AUTO, length, ZIP_SHAPE_DEFAULT);
-    i.chunk_stride = 0;
-    i.last_room = bound - 1;
-    refuses_encode(i, "last_room is");
-    i.last_room = bound;
-    ASSERT_EQ(ZIP_OK, encode({i})) << api_.error_text();
-    // first a probe of it, into memory that the encodes of all types then read
+}
+
+TEST_F(Launcher, AnUnknownTypeInAShapeOfChoice)
+{
+    ASSERT_EQ(ZIP_OK, encode({item(ZIP_DTYPE_AUTO, 100000, ZIP_SHAPE_DENSE)}));
     ASSERT_EQ(1u + ZIP_DTYPE_LAST, driver_->launches.size());
-    EXPECT_EQ("zip_probe", name_of(driver_->launches[0].kernel));
-    EXPECT_EQ(1u, driver_->launches[0].blocks);
     EXPECT_EQ("zip_encode_bytes", name_of(driver_->launches[1].kernel));
-    EXPECT_EQ("zip_encode_bf16", name_of(driver_->launches[2].kernel));
-    EXPECT_EQ("zip_encode_e5m2", name_of(driver_->launches[7].kernel));
-    for (size_t k = 1; k < driver_->launches.size(); ++k)
-        EXPECT_EQ(tiles, driver_->launches[k].blocks);
-    const Item &probed = driver_->launches[0].launch.inline_items[0];
-    const Item &encoded = driver_->launches[1].launch.inline_items[0];
-    EXPECT_NE(nullptr, probed.probe);
-    EXPECT_EQ(probed.probe, encoded.probe);
-    EXPECT_EQ(ZIP_DTYPE_AUTO, encoded.dtype);
-    EXPECT_EQ(ZIP_SHAPE_DEFAULT, encoded.shape);
+    EXPECT_EQ("zip_encode_dense_bf16", name_of(driver_->launches[2].kernel));
+    for (size_t k = 1; k < driver_->launches.size(); ++k) {
+        ASSERT_EQ(1u, driver_->launches[k].launch.items);
+        EXPECT_NE(0, driver_->launches[k].launch.inline_items[0].any_shape);
+    }
+}
+
+TEST_F(Launcher, ManyUnknownTypesGoThroughTheTable)
+{
+    const std::vector<zip_gpu_item_t> items(64, item(ZIP_DTYPE_AUTO, 1000, ZIP_SHAPE_DEFAULT));
+    ASSERT_EQ(ZIP_OK, encode(items)) << api_.error_text();
+    const auto &launches = driver_->launches;
+    ASSERT_EQ(8u, launches.size());
+    EXPECT_EQ(64u, launches[0].launch.items);
+    EXPECT_EQ(64u, launches[1].launch.items);
+    EXPECT_EQ(128u, launches[7].launch.items);
+    EXPECT_EQ(launches[0].launch.table + 64 + 64 + 5 * 128, launches[7].launch.table);
+    driver_->run(api_.queue_stream(queue_), 8); // the copy and its event
+    EXPECT_EQ(ZIP_DTYPE_E5M2, launches[7].launch.table[127].dtype);
 }
 
 TEST_F(Launcher, TellsKernelsWhereEverythingIs)
@@ -211,7 +279,6 @@ TEST_F(Launcher, TellsKernelsWhereEverythingIs)
     EXPECT_EQ(2u, l.launch.items);
     EXPECT_EQ(7u, l.launch.seq);
     EXPECT_EQ(nullptr, l.launch.table);
-    EXPECT_EQ(0u, l.launch.workers);
     const Item &a = l.launch.inline_items[0], &b = l.launch.inline_items[1];
     EXPECT_EQ(data, a.data);
     EXPECT_EQ(chunks, a.chunks);
@@ -222,26 +289,51 @@ TEST_F(Launcher, TellsKernelsWhereEverythingIs)
     EXPECT_EQ(401600u, a.chunk_stride);
     EXPECT_EQ(300000u, a.last_room);
     EXPECT_EQ(13u, a.chunk_tiles); // of 8192 values of 4 bytes
+    EXPECT_EQ(7u, a.last_tiles);
+    EXPECT_EQ(255u, a.chunk_log2);
+    EXPECT_EQ(2u, a.value_log2);
+    EXPECT_EQ(13u, a.tile_log2);
     EXPECT_EQ(0u, a.first_tile);
     EXPECT_EQ(0u, a.first_chunk);
-    const uint64_t lengths[2] = {400000, 200003};
-    for (int k = 0; k < 2; ++k) {
-        const format::Layout layout =
-                format::layout_of({format::DTYPE_FP32, format::SHAPE_22228, false}, lengths[k]);
-        EXPECT_EQ(layout.low, 16ul * a.sections[k].low);
-        EXPECT_EQ(layout.low2, 16ul * a.sections[k].low2);
-        EXPECT_EQ(layout.level1, 16ul * a.sections[k].level1);
-        EXPECT_EQ(layout.counts, 16ul * a.sections[k].counts);
-        EXPECT_EQ(layout.tile_headers, 16ul * a.sections[k].tile_headers);
-        EXPECT_EQ(layout.symbols, 16ul * a.sections[k].symbols);
-        EXPECT_EQ(layout.tail, 16ul * a.sections[k].tail);
-    }
-    // 13 + 13 + 7 tiles before it
     EXPECT_EQ(33u, b.first_tile);
     EXPECT_EQ(3u, b.first_chunk);
     EXPECT_EQ(2u, b.chunk_tiles);
+    EXPECT_EQ(1u, b.chunk_log2);
     EXPECT_EQ(35u, l.blocks);
     EXPECT_EQ(35u, l.launch.tiles);
+}
+
+// A part's bytes of a tile, measured as where the parts of a chunk of one tile and of two end.
+TEST_F(Launcher, PartsOfTilesAreWhereTheFormatSays)
+{
+    using namespace zip::gpu;
+    for (uint8_t dtype = ZIP_DTYPE_BF16; dtype < ZIP_DTYPE_LAST; ++dtype) {
+        for (uint8_t shape = ZIP_SHAPE_22228; shape < ZIP_SHAPE_LAST; ++shape) {
+            const format::Coding c{dtype, shape, shape == ZIP_SHAPE_38};
+            const uint64_t tile = uint64_t(format::tile_values(c)) * format::value_size(dtype);
+            zip_gpu_item_t i = item(zip_dtype_t(dtype), 32 * tile + 5, zip_shape_t(shape));
+            i.coding.small_tiles = c.small_tiles;
+            driver_->launches.clear();
+            ASSERT_EQ(ZIP_OK, encode({i})) << api_.error_text();
+            const Item &a = driver_->launches.at(0).launch.inline_items[0];
+            const format::Layout l = format::layout_of(c, 32 * tile + 5),
+                                 one = format::layout_of(c, 16 * tile);
+            const uint64_t at[PARTS] = {
+                    0, 48, l.low, l.low2, l.level1, l.counts, l.tile_headers, l.symbols, l.tail};
+            for (uint32_t p = 0; p < PARTS; ++p)
+                EXPECT_EQ(at[p], 16ul * a.offset[1][p]) << p;
+            // 16 tiles fill their sections without gaps
+            EXPECT_EQ(tile, a.stride[PART_DATA]);
+            EXPECT_EQ((one.low - one.mantissa) / 16, a.stride[PART_MANTISSA]);
+            EXPECT_EQ((one.low2 - one.low) / 16, a.stride[PART_LOW]);
+            EXPECT_EQ((one.level1 - one.low2) / 16, a.stride[PART_LOW2]);
+            EXPECT_EQ((one.counts - one.level1) / 16, a.stride[PART_LEVEL1]);
+            EXPECT_EQ((one.tile_headers - one.counts) / 16, a.stride[PART_COUNTS]);
+            EXPECT_EQ(8u, a.stride[PART_TILE_HEADERS]);
+            EXPECT_EQ(16u, a.stride[PART_SYMBOLS]);
+            EXPECT_EQ(0u, a.stride[PART_TAIL]);
+        }
+    }
 }
 
 TEST_F(Launcher, AChunkWithoutValuesIsATile)
@@ -259,7 +351,7 @@ TEST_F(Launcher, EachTypeOfABatchTakesALaunch)
                               item(ZIP_DTYPE_E5M2, 100)}));
     ASSERT_EQ(3u, driver_->launches.size());
     const char *names[] = {"zip_encode_bytes", "zip_encode_bf16", "zip_encode_e5m2"};
-    const uint32_t tiles[] = {64, 128, 129}, first_chunks[] = {0, 1, 3};
+    const uint32_t tiles[] = {64, 128, 129}, first_chunks[] = {2, 1, 0};
     for (size_t k = 0; k < 3; ++k) {
         const auto &l = driver_->launches[k];
         EXPECT_EQ(names[k], name_of(l.kernel));
@@ -294,7 +386,7 @@ TEST_F(Launcher, ABatchOfDenseAndOthersTakesTwoLaunches)
     EXPECT_EQ(2u, dense.launch.items);
     EXPECT_EQ(0u, dense.launch.inline_items[0].first_tile);
     EXPECT_EQ(2u, dense.launch.inline_items[1].first_tile);
-    EXPECT_EQ(1u, dense.launch.inline_items[0].first_chunk);
+    EXPECT_EQ(0u, dense.launch.inline_items[0].first_chunk);
     EXPECT_EQ(2u, dense.launch.inline_items[1].first_chunk);
 }
 
@@ -311,12 +403,18 @@ TEST_F(Launcher, ALimitOfMultiprocessorsBoundsTheGrid)
     EXPECT_EQ("zip_encode_few_bf16", name_of(few.kernel));
     EXPECT_EQ("zip_decode_few_bf16", name_of(driver_->launches[1].kernel));
     EXPECT_EQ(driver_->info().few_threads, few.threads);
-    EXPECT_EQ(3 * few.threads / zip::gpu::TILE_THREADS, few.launch.workers);
     EXPECT_FALSE(few.filling);
     EXPECT_EQ("zip_encode_dense_bf16", name_of(dense.kernel));
     EXPECT_EQ("zip_decode_dense_bf16", name_of(driver_->launches[3].kernel));
-    EXPECT_EQ(3u, dense.launch.workers);
     EXPECT_TRUE(dense.filling);
+}
+
+TEST_F(Launcher, StoredBytesAreCopiedByOneKernelOnAnyNumberOfMultiprocessors)
+{
+    ASSERT_EQ(ZIP_OK, encode({item(ZIP_DTYPE_BYTES)}, 3));
+    EXPECT_EQ("zip_encode_bytes", name_of(driver_->launches[0].kernel));
+    EXPECT_EQ(3u, driver_->launches[0].blocks);
+    EXPECT_EQ(zip::gpu::TILE_THREADS, driver_->launches[0].threads);
 }
 
 TEST_F(Launcher, ALimitThatIsNoneIsNone)

@@ -174,6 +174,7 @@ public:
     }
 
     Thread &running() { return *running_; }
+    uint32_t block_threads() const { return threads_; }
     uint32_t block_total() const { return uint32_t(order_.size()); }
 
     void *shared_variable(const void *key, size_t size, size_t align)
@@ -493,7 +494,7 @@ ThreadPlace thread_place()
 {
     Executor &executor = *Executor::current_executor;
     const Thread &thread = executor.running();
-    return {thread.index, thread.block->index, executor.block_total()};
+    return {thread.index, executor.block_threads(), thread.block->index, executor.block_total()};
 }
 void *shared_variable(const void *key, size_t size, size_t align)
 {
@@ -547,8 +548,8 @@ std::string run(const KernelEntry &kernel, uint32_t blocks, uint32_t threads,
 {
     if (blocks == 0 || threads == 0 || threads % LANES != 0)
         return "a grid of no blocks, or a block of no whole lane groups";
-    if (threads != kernel.threads)
-        return format("%s is a kernel for blocks of %u threads, not %u", kernel.name,
+    if (threads > kernel.threads)
+        return format("%s is a kernel for blocks of at most %u threads, not %u", kernel.name,
                       kernel.threads, threads);
     return Executor(kernel, blocks, threads, launch, machine).run();
 }

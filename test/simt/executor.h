@@ -29,8 +29,9 @@ constexpr size_t MAX_DYNAMIC_SHARED = 227 * 1024;
 // The kernel of that name in this program, or null.
 const KernelEntry *find_kernel(const std::string &name);
 
-// Runs the kernel in the calling thread; returns "" or what went wrong. The blocks' order is the
-// seed's choice too. After an error memory that the kernel writes is undefined.
+// Runs the kernel in the calling thread, with blocks of that many threads; returns "" or what went
+// wrong. The blocks' order is the seed's choice too. After an error memory that the kernel writes
+// is undefined.
 std::string run(const KernelEntry &kernel, uint32_t blocks, uint32_t threads,
                 const gpu::Launch &launch, const Machine &machine);
 

@@ -3,14 +3,14 @@
 #include <cuda.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
+#include "kernels/gpu/image.h"
 #include "kernels/gpu/launcher.h"
-
-// The kernels for all architectures; the build embeds them.
-extern "C" const unsigned char zip_gpu_image[];
 
 namespace zip::gpu {
 
@@ -84,10 +84,11 @@ public:
     explicit CudaDriver(const Cuda &cuda) : cuda_(cuda) {}
     ~CudaDriver() override
     {
-        if (module_ != nullptr && enter() == ZIP_OK) {
-            cuda_.cuModuleUnload(module_);
-            leave();
-        }
+        if (modules_.empty() || enter() != ZIP_OK)
+            return;
+        for (CUmodule module : modules_)
+            cuda_.cuModuleUnload(module);
+        leave();
     }
     zip_status_t open();
 
@@ -207,12 +208,13 @@ private:
         *value_p = uint32_t(value);
         return status;
     }
-    zip_status_t load_module(CUdevice device);
-    zip_status_t prepare_kernel(Kernel kernel);
+    zip_status_t load_modules(CUdevice device);
+    zip_status_t find_kernel(Kernel kernel);
+    zip_status_t prepare_kernels(CUdevice device);
 
     const Cuda &cuda_;
     CUcontext context_ = nullptr;
-    CUmodule module_ = nullptr;
+    std::vector<CUmodule> modules_;
     CUfunction functions_[KERNELS] = {};
     uint32_t dynamic_bytes_[KERNELS] = {}; // shared memory of a launch
     uint32_t filling_bytes_[KERNELS] = {}; // so that a multiprocessor holds one block
@@ -233,78 +235,104 @@ zip_status_t CudaDriver::open()
     if (status == ZIP_OK)
         status = attribute(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
                            &info_.shared_bytes);
-    info_.few_threads = FEW_SM_THREADS;
     if (status != ZIP_OK)
         return status;
     status = enter();
     if (status != ZIP_OK)
         return status;
-    status = load_module(device);
-    for (uint32_t k = 0; k < KERNELS && status == ZIP_OK; ++k) {
-        if (exists(kernel_of(k)))
-            status = prepare_kernel(kernel_of(k));
-    }
+    status = load_modules(device);
+    if (status == ZIP_OK)
+        status = prepare_kernels(device);
     leave();
     return status;
 }
 
-zip_status_t CudaDriver::load_module(CUdevice device)
+zip_status_t CudaDriver::load_modules(CUdevice device)
 {
-    char log[400] = "";
-    CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
-    void *values[] = {log, reinterpret_cast<void *>(sizeof log)};
-    const CUresult result = cuda_.cuModuleLoadDataEx(&module_, zip_gpu_image, 2, options, values);
-    if (result == CUDA_SUCCESS)
-        return ZIP_OK;
-    module_ = nullptr;
-    uint32_t major = 0, minor = 0;
-    attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &major);
-    attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &minor);
-    check(result, "cuModuleLoadDataEx");
-    const std::string text = error_text();
-    const bool unknown = result == CUDA_ERROR_NO_BINARY_FOR_GPU;
-    return fail(unknown ? ZIP_ERR_NO_DEVICE : ZIP_ERR_DEVICE,
-                "kernels for compute capability %u.%u: %s%s%s", major, minor, text.c_str(),
-                *log != 0 ? ": " : "", log);
+    for (const Image *image = zip_gpu_images; image->name != nullptr; ++image) {
+        char log[400] = "";
+        CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+        void *values[] = {log, reinterpret_cast<void *>(sizeof log)};
+        CUmodule module;
+        const CUresult result = cuda_.cuModuleLoadDataEx(&module, image->code, 2, options, values);
+        if (result != CUDA_SUCCESS) {
+            uint32_t major = 0, minor = 0;
+            attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &major);
+            attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &minor);
+            check(result, "cuModuleLoadDataEx");
+            const std::string text = error_text();
+            const bool unknown = result == CUDA_ERROR_NO_BINARY_FOR_GPU;
+            return fail(unknown ? ZIP_ERR_NO_DEVICE : ZIP_ERR_DEVICE,
+                        "kernels of %s for compute capability %u.%u: %s%s%s", image->name, major,
+                        minor, text.c_str(), *log != 0 ? ": " : "", log);
+        }
+        modules_.push_back(module);
+    }
+    return ZIP_OK;
 }
 
-zip_status_t CudaDriver::prepare_kernel(Kernel kernel)
+zip_status_t CudaDriver::find_kernel(Kernel kernel)
 {
-    zip_status_t status = check(cuda_.cuModuleGetFunction(&functions_[number_of(kernel)], module_,
-                                                          name_of(kernel).c_str()),
-                                name_of(kernel).c_str());
-    // With lazy loading a kernel is loaded at its first launch, which may wait for kernels that
-    // spin.
-    if (status == ZIP_OK && cuda_.cuFuncLoad != nullptr)
-        status = check(cuda_.cuFuncLoad(functions_[number_of(kernel)]), name_of(kernel).c_str());
-    int own_bytes = 0;
-    auto static_bytes = [&](Kernel of, int *bytes_p) {
-        return check(cuda_.cuFuncGetAttribute(bytes_p, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
-                                              functions_[number_of(of)]),
-                     "cuFuncGetAttribute");
-    };
+    CUresult result = CUDA_ERROR_NOT_FOUND;
+    for (size_t m = 0; m < modules_.size() && result == CUDA_ERROR_NOT_FOUND; ++m)
+        result = cuda_.cuModuleGetFunction(&functions_[number_of(kernel)], modules_[m],
+                                           name_of(kernel).c_str());
+    return check(result, name_of(kernel).c_str());
+}
+
+zip_status_t CudaDriver::prepare_kernels(CUdevice device)
+{
+    zip_status_t status = ZIP_OK;
+    int static_bytes[KERNELS] = {};
+    uint32_t worker_bytes = 0; // most that a kernel for all multiprocessors has
+    for (uint32_t k = 0; k < KERNELS && status == ZIP_OK; ++k) {
+        const Kernel kernel = kernel_of(k);
+        if (!exists(kernel))
+            continue;
+        status = find_kernel(kernel);
+        // With lazy loading a kernel is loaded at its first launch, which may wait for kernels that
+        // spin.
+        if (status == ZIP_OK && cuda_.cuFuncLoad != nullptr)
+            status = check(cuda_.cuFuncLoad(functions_[k]), "cuFuncLoad");
+        if (status == ZIP_OK)
+            status = check(cuda_.cuFuncGetAttribute(&static_bytes[k],
+                                                    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+                                                    functions_[k]),
+                           "cuFuncGetAttribute");
+        if (kernel.action != Kernel::Action::PROBE && kernel.variant == VARIANT_ALL)
+            worker_bytes = std::max(worker_bytes, uint32_t(static_bytes[k]));
+    }
+    uint32_t block_bytes = 0;
     if (status == ZIP_OK)
-        status = static_bytes(kernel, &own_bytes);
+        status = attribute(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+                           &block_bytes);
     if (status != ZIP_OK)
         return status;
-    uint32_t dynamic = 0;
-    if (kernel.variant == VARIANT_FEW) {
-        // its workers have each what a block of the kernel for all multiprocessors has
-        int worker_bytes = 0;
-        status = static_bytes({kernel.action, VARIANT_ALL, kernel.dtype}, &worker_bytes);
-        dynamic = dynamic_bytes_[number_of(kernel)] =
-                info_.few_threads / TILE_THREADS * uint32_t(worker_bytes);
-    } else if (kernel.variant == VARIANT_DENSE) {
-        constexpr uint32_t UNIT = 128; // shared memory is given out in pieces of it
-        const uint32_t half = info_.shared_bytes / 2 / UNIT * UNIT + UNIT;
-        dynamic = filling_bytes_[number_of(kernel)] =
-                half > uint32_t(own_bytes) ? half - uint32_t(own_bytes) : 0;
+    // a block of the kernels for few multiprocessors has as many workers as fit
+    info_.few_threads = std::min(FEW_SM_THREADS,
+                                 block_bytes / std::max(worker_bytes, 1u) * uint32_t(TILE_THREADS));
+    for (uint32_t k = 0; k < KERNELS && status == ZIP_OK; ++k) {
+        const Kernel kernel = kernel_of(k);
+        if (kernel.action == Kernel::Action::PROBE || !exists(kernel))
+            continue;
+        uint32_t bytes = 0;
+        if (kernel.variant == VARIANT_FEW) {
+            // each worker has what a block of the kernel for all multiprocessors has
+            const uint32_t all = number_of({kernel.action, VARIANT_ALL, kernel.dtype});
+            bytes = dynamic_bytes_[k] =
+                    info_.few_threads / TILE_THREADS * uint32_t(static_bytes[all]);
+        } else if (kernel.variant == VARIANT_DENSE) {
+            constexpr uint32_t UNIT = 128; // shared memory is given out in pieces of it
+            const uint32_t half = info_.shared_bytes / 2 / UNIT * UNIT + UNIT;
+            const auto own = uint32_t(static_bytes[k]);
+            bytes = filling_bytes_[k] = half > own ? half - own : 0;
+        }
+        if (bytes != 0)
+            status = check(cuda_.cuFuncSetAttribute(functions_[k],
+                                                    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                                    int(bytes)),
+                           name_of(kernel).c_str());
     }
-    if (status == ZIP_OK && dynamic != 0)
-        status = check(cuda_.cuFuncSetAttribute(functions_[number_of(kernel)],
-                                                CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                                int(dynamic)),
-                       name_of(kernel).c_str());
     return status;
 }
 

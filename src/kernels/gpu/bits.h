@@ -12,7 +12,7 @@ namespace zip::gpu {
 
 // Tables for moving bits inside a byte, by the byte of the mask. Byte 0 of an entry: bits set in the mask; bytes 1, 2, 3: the
 // places to which a bit comes (compress) or from which it goes (expand) in the move by 1, 2, 4.
-struct MoveTables {
+struct alignas(16) MoveTables {
     uint32_t compress[256], expand[256];
 };
 
@@ -42,7 +42,7 @@ constexpr MoveTables make_move_tables()
     return t;
 }
 
-SIMT_CONSTANT constexpr MoveTables MOVE_TABLES = make_move_tables();
+SIMT_TABLE MoveTables MOVE_TABLES = make_move_tables();
 
 // a where the mask is set, else b.
 SIMT_DEVICE uint32_t select(uint32_t mask, uint32_t a, uint32_t b)

@@ -37,57 +37,43 @@ struct DecodeShared {
     U32x2 counts[kGroups];
     uint32_t totals[7][kGroups]; // dense: codes of a tail level
     alignas(16) uint32_t table[4];
-    Chunk chunk; // of the tile: kept here, since registers are short
+    Job job;
     uint64_t tail_offset;
     uint32_t words, mode, status, bad;
 };
 
-template <class Shared>
-SIMT_DEVICE void load_expand_table(Shared &shared, uint32_t thread, uint32_t threads)
-{
-    for (uint32_t i = thread; i < 256; i += threads)
-        shared.expand[i] = MOVE_TABLES.expand[i];
-}
-
 // Negated zip_status_t values, as in progress words.
 constexpr uint32_t DONE = 0, UNSUPPORTED = uint32_t(-int(ZIP_ERR_UNSUPPORTED)), CORRUPT = uint32_t(-int(ZIP_ERR_CORRUPT));
 
-// What the header of a coded chunk must say, but for the optional flags.
-SIMT_DEVICE uint32_t check_header(uint64_t word0, uint64_t length, uint64_t tail_length, uint8_t dtype, uint8_t shape, bool small,
-                                  const Chunk &chunk, bool stored)
+constexpr uint64_t OPTIONAL_FLAGS = uint64_t(format::FLAGS_OPTIONAL) << 48;
+
+// First 8 bytes of a chunk's header, the optional flags being 0.
+ZIP_HOST_DEVICE constexpr uint64_t expected_header(uint32_t dtype, uint32_t shape, bool small)
 {
-    constexpr uint64_t OPTIONAL = uint64_t(format::FLAGS_OPTIONAL) << 48;
-    const uint64_t expected = uint64_t(format::MAGIC) | uint64_t(format::VERSION) << 16 | uint64_t(dtype) << 24 |
-                              uint64_t(shape) << 32 | uint64_t(format::HEADER_LENGTH / format::HEADER_UNIT) << 40 |
-                              uint64_t(small ? format::FLAG_SMALL_TILES : 0) << 48;
-    if ((word0 & 0xffff) != format::MAGIC)
-        return CORRUPT;
-    if ((word0 & ~OPTIONAL) != expected) {
-        // Another coding than the caller was told is a lie, another version is not.
-        const bool version = (word0 >> 16 & 0xff) == format::VERSION;
-        return version ? CORRUPT : UNSUPPORTED;
-    }
-    const uint64_t tail_at = stored ? format::HEADER_LENGTH + chunk.length : uint64_t(chunk.sections.tail) * 16;
-    if (length != chunk.length || tail_length % format::TAIL_WORD != 0 || tail_at > chunk.room ||
-        tail_length > chunk.room - tail_at || (stored && tail_length != 0))
-        return CORRUPT;
-    return DONE;
+    return uint64_t(format::MAGIC) | uint64_t(format::VERSION) << 16 | uint64_t(dtype) << 24 | uint64_t(shape) << 32 |
+           uint64_t(format::HEADER_LENGTH / format::HEADER_UNIT) << 40 | uint64_t(small ? format::FLAG_SMALL_TILES : 0) << 48;
+}
+
+// Why a chunk is refused. Another coding than the caller was told is a lie, another version is not.
+SIMT_DEVICE uint32_t header_status(uint64_t header, bool as_expected)
+{
+    return !as_expected && (header & 0xffff) == format::MAGIC && (header >> 16 & 0xff) != format::VERSION ? UNSUPPORTED : CORRUPT;
 }
 
 // One thread, once the worker is through with its tile.
-SIMT_DEVICE void decode_done(const Chunk &chunk, uint32_t status, uint16_t seq)
+SIMT_DEVICE void decode_done(const Job &job, uint32_t status, uint16_t seq)
 {
     // Corrupt tiles count from bit 32, unsupported chunks from bit 48 (each tile finds the same header, but in a chunk that changes).
     const uint64_t add = 1 + (status == CORRUPT ? uint64_t(1) << 32 : 0);
     if (status == UNSUPPORTED)
-        simt::atomic_add(&chunk.state->tail, 1);
-    const uint64_t done = simt::atomic_add_acq_rel(&chunk.state->done, add) + add;
-    if (uint32_t(done) != chunk.tiles)
+        simt::atomic_add(&job.state->tail, 1);
+    const uint64_t done = simt::atomic_add_acq_rel(&job.state->done, add) + add;
+    if (uint32_t(done) != job.tiles)
         return;
-    const uint32_t result = done >> 32 != 0 ? CORRUPT : chunk.state->tail != 0 ? UNSUPPORTED : DONE;
-    chunk.state->tail = 0;
-    chunk.state->done = 0;
-    simt::publish(chunk.progress, progress_word(0, result, seq));
+    const uint32_t result = done >> 32 != 0 ? CORRUPT : job.state->tail != 0 ? UNSUPPORTED : DONE;
+    job.state->tail = 0;
+    job.state->done = 0;
+    simt::publish(job.progress, progress_word(0, result, seq));
 }
 
 // Copies `bytes` bytes from shared memory (aligned to 16; up to 19 bytes behind them are touched) to anywhere, with a lane group.
@@ -129,8 +115,9 @@ ZIP_HOST_DEVICE constexpr bool can_add()
     return T::DTYPE == format::DTYPE_BF16 || T::DTYPE == format::DTYPE_FP16 || T::DTYPE == format::DTYPE_FP32;
 }
 
-template <class T, class Shared, class Barrier>
-SIMT_DEVICE void decode_tile(const Launch &launch, const Place &place, Shared &shared, uint32_t thread, Barrier barrier)
+// kWhole: the tile is whole and not small.
+template <class T, bool kWhole, class Shared, class Barrier>
+SIMT_DEVICE void decode_tile(const Launch &launch, Shared &shared, uint32_t thread, Barrier barrier)
 {
     using C = Cascade<T::SHAPE>;
     constexpr uint32_t H = T::GROUP_BLOCKS, L = C::LEVELS, M = T::TYPE.mantissa_bits;
@@ -139,110 +126,107 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const Place &place, Shared &s
     constexpr uint32_t COUNTED = L + 1;
     const uint32_t lane = thread % simt::LANES, group = thread / simt::LANES;
 
-    const bool small = !DENSE && place.item->small_tiles != 0, add = can_add<T>() && place.item->op == ZIP_GPU_ADD;
-    const uint32_t tile_values = small ? T::VALUES / 2 : T::VALUES;
-    const Chunk here = chunk_of(launch, place, T::SIZE, tile_values);
-    if (thread == 0)
-        shared.chunk = here;
-    const uint64_t chunk_values = here.length / T::SIZE, first = uint64_t(place.tile) * tile_values;
-    const TileExtent tile = tile_extent<T>(chunk_values - first, small);
-    const bool whole = tile.whole;
-    const uint32_t values = tile.values;
-    const uint32_t first_block = group * tile.blocks;
-    const uint64_t at_block = first + first_block * format::BLOCK_VALUES;
+    const Job &job = shared.job;
+    const bool add = can_add<T>() && job.op == ZIP_GPU_ADD;
+    const TileExtent tile = tile_extent<T>(job.left, !DENSE && job.small != 0);
+    const bool small = !kWhole && tile.small;
+    const uint32_t values = kWhole ? T::VALUES : tile.values, blocks = kWhole ? H : tile.blocks, groups = kWhole ? T::GROUPS : tile.groups;
+    const uint32_t first_block = group * blocks;
+    const uint32_t at_block = first_block * format::BLOCK_VALUES;
+    constexpr uint32_t LOW = T::TYPE.low_bytes > 2 ? 2 : T::TYPE.low_bytes;
 
     BlockExtent extent[H];
     SIMT_UNROLL
     for (uint32_t h = 0; h < H; ++h)
-        extent[h] = group_block(tile, group, h);
+        extent[h] = group_block<kWhole>(tile, group, h);
 
-    const uint64_t tile_block = first / format::BLOCK_VALUES;
-    const auto *const level1 = reinterpret_cast<const uint32_t *>(here.out + uint64_t(here.sections.level1) * 16) +
-                               T::WIDTH1 * format::BLOCK_WORDS * (tile_block + first_block);
-    auto counts_of = [&place](const Chunk &c) {
-        return reinterpret_cast<uint16_t *>(c.out + uint64_t(c.sections.counts) * 16) + T::CASCADE.counts * T::GROUPS * uint64_t(place.tile);
-    };
-    auto table_of = [&place](const Chunk &c) {
-        return reinterpret_cast<uint32_t *>(c.out + uint64_t(c.sections.symbols) * 16) + 4 * uint64_t(place.tile);
-    };
+    const auto *const level1 = job.level1() + T::WIDTH1 * format::BLOCK_WORDS * first_block;
 
     // 1. What steers the worker, in one load: lanes 0..3 counts, 4 and 5 the table, then tile header and chunk header.
     if (group == 0) {
         const void *field = nullptr;
         if (lane < 4) {
-            if (T::CASCADE.counts == 4 ? lane < tile.groups : T::CASCADE.counts != 0 && lane == 0)
-                field = counts_of(here) + 4 * lane;
+            if (T::CASCADE.counts == 4 ? lane < groups : T::CASCADE.counts != 0 && lane == 0)
+                field = job.counts() + 4 * lane;
         } else if (lane < 6) {
-            field = table_of(here) + 2 * (lane - 4);
+            field = job.symbols() + 2 * (lane - 4);
         } else if (lane == 6) {
-            field = here.out + uint64_t(here.sections.tile_headers) * 16 + 8 * uint64_t(place.tile);
+            field = job.tile_header();
         } else if (lane < 10) {
-            field = here.out + 8 * (lane - 7);
+            field = job.chunk + 8 * (lane - 7);
         }
         U32x2 x{0, 0};
         if (field != nullptr)
             x = simt::load_hostile(static_cast<const U32x2 *>(field));
-        auto from = [&x](uint32_t l) { return U32x2{simt::shuffle(x.x, l), simt::shuffle(x.y, l)}; };
-        const uint64_t tile_header = joined(from(6)), header0 = joined(from(7)), length = joined(from(8)), tail_length = joined(from(9));
-        uint32_t status = check_header(header0, length, tail_length, T::DTYPE, T::SHAPE, small, here, false);
-        const uint32_t words = format::tile_words(tile_header), mode = format::tile_mode(tile_header);
-        const uint64_t offset = format::tile_offset(tile_header), tail_words = tail_length / format::TAIL_WORD;
-        const uint32_t raw_words = whole && !small ? most_tail_words<T>() : format::raw_tail_words({T::DTYPE, T::SHAPE, small}, values);
-        bool ok = offset <= tail_words && words <= tail_words - offset &&
-                  (mode == format::TILE_CODED ? words <= raw_words : mode == format::TILE_RAW && words == raw_words);
-        if (mode == format::TILE_CODED) {
-            if constexpr (T::CASCADE.counts == 4) {
-                // A lane a group: its counts fall, and all together make the length.
-                const uint32_t c0 = x.x & 0xffff, c1 = x.x >> 16, c2 = x.y & 0xffff, c3 = x.y >> 16;
-                uint32_t positions = tile.blocks * format::BLOCK_VALUES;
-                if (!whole) {
-                    const uint32_t before = lane * positions, here = values > before ? values - before : 0;
-                    positions = here < positions ? (here + 31) / 32 * 32 : positions;
-                }
-                const bool falling = lane >= 4 || (c0 <= positions && c1 <= c0 && c2 <= c1 && c3 <= c2);
-                ok = ok && !simt::any(!falling);
-                uint32_t bits = lane < 4 ? C::width(0) * c0 + C::width(1) * c1 + C::width(2) * c2 : 0, raws = lane < 4 ? c3 : 0;
+        // A lane a field; then any one's doubt is all's.
+        const uint64_t field_value = joined(x);
+        const uint32_t tile_high = simt::shuffle(x.y, 6);
+        const uint32_t words = tile_high >> 16 & 0x3fff, mode = tile_high >> 30;
+        const uint64_t tail_length = simt::shuffle(x.x, 9) | uint64_t(simt::shuffle(x.y, 9)) << 32;
+        const uint32_t raw_words = kWhole ? most_tail_words<T>() : format::raw_tail_words({T::DTYPE, T::SHAPE, small}, values);
+        bool ok = true;
+        if (lane == 6) {
+            const uint64_t offset = format::tile_offset(field_value), tail_words = tail_length / format::TAIL_WORD;
+            ok = offset <= tail_words && words <= tail_words - offset && (mode == format::TILE_CODED ? words <= raw_words : words == raw_words) &&
+                 mode <= format::TILE_RAW;
+            shared.tail_offset = offset;
+            shared.words = words;
+            shared.mode = mode;
+            shared.bad = 0;
+        } else if (lane == 7) {
+            ok = (field_value & ~OPTIONAL_FLAGS) == expected_header(T::DTYPE, T::SHAPE, small);
+        } else if (lane == 8) {
+            ok = field_value == job.length;
+        } else if (lane == 9) {
+            ok = field_value % format::TAIL_WORD == 0 && field_value <= job.tail_room;
+        } else if (lane == 4 || lane == 5) {
+            reinterpret_cast<U32x2 *>(shared.table)[lane - 4] = x;
+        }
+        if constexpr (FP64) {
+            const uint32_t low = simt::shuffle(x.x, 4), high = simt::shuffle(x.y, 5);
+            ok = ok && (mode == format::TILE_RAW || (low >> 24 | high >> 24 << 8) <= format::MAX_BASE);
+        }
+        uint32_t positions = blocks * format::BLOCK_VALUES; // of the lane's group
+        if constexpr (!kWhole) {
+            const uint32_t former = lane * positions, left = values > former ? values - former : 0;
+            positions = left < positions ? (left + 31) / 32 * 32 : positions;
+        }
+        if constexpr (T::CASCADE.counts == 4) {
+            // A lane a group: its counts fall, and all together make the length.
+            const uint32_t c0 = x.x & 0xffff, c1 = x.x >> 16, c2 = x.y & 0xffff, c3 = x.y >> 16;
+            if (mode == format::TILE_CODED) {
+                if (lane < 4)
+                    ok = c0 <= positions && c1 <= c0 && c2 <= c1 && c3 <= c2;
+                uint32_t bits = C::width(0) * c0 + C::width(1) * c1 + C::width(2) * c2, raws = c3;
                 SIMT_UNROLL
                 for (uint32_t d = 1; d < 4; d *= 2) {
                     bits += simt::shuffle_xor(bits, d);
                     raws += simt::shuffle_xor(raws, d);
                 }
-                ok = ok && format::coded_tail_words(simt::shuffle(bits, 0), simt::shuffle(raws, 0)) == words;
+                if (lane == 0)
+                    ok = ok && format::coded_tail_words(bits, raws) == words;
                 if (lane < 4)
                     shared.counts[lane] = x;
-            } else if constexpr (T::CASCADE.counts == 1) {
-                const U32x2 c = from(0);
-                const uint32_t count[4] = {c.x & 0xffff, tile.groups > 1 ? c.x >> 16 : 0, tile.groups > 2 ? c.y & 0xffff : 0,
-                                           tile.groups > 3 ? c.y >> 16 : 0};
-                uint32_t raws = 0;
+            }
+        } else if constexpr (T::CASCADE.counts == 1) {
+            const uint32_t own = (lane & 2 ? simt::shuffle(x.y, 0) : simt::shuffle(x.x, 0)) >> (16 * (lane & 1)) & 0xffff;
+            const uint32_t count = lane < groups ? own : 0;
+            if (mode == format::TILE_CODED) {
+                if (lane < 4)
+                    ok = ok && count <= positions;
+                uint32_t raws = lane < 4 ? count : 0;
                 SIMT_UNROLL
-                for (uint32_t g = 0; g < 4; ++g) {
-                    ok = ok && count[g] <= tile.blocks * format::BLOCK_VALUES;
-                    raws += count[g];
-                    if (lane == g)
-                        shared.counts[g] = {count[g], 0};
-                }
-                ok = ok && format::coded_tail_words(0, raws) == words;
+                for (uint32_t d = 1; d < 4; d *= 2)
+                    raws += simt::shuffle_xor(raws, d);
+                if (lane == 0)
+                    ok = ok && format::coded_tail_words(0, raws) == words;
+                if (lane < 4)
+                    shared.counts[lane] = {count, 0};
             }
         }
-        const U32x2 t0 = from(4), t1 = from(5);
-        if constexpr (FP64) {
-            const uint32_t base = t0.x >> 24 | t1.y >> 24 << 8;
-            ok = ok && (mode == format::TILE_RAW || base <= format::MAX_BASE);
-        }
-        if (status == DONE && !ok)
-            status = CORRUPT;
-        if (lane == 0) {
-            shared.table[0] = t0.x;
-            shared.table[1] = t0.y;
-            shared.table[2] = t1.x;
-            shared.table[3] = t1.y;
-            shared.tail_offset = offset;
-            shared.words = words;
-            shared.mode = mode;
-            shared.status = status;
-            shared.bad = 0;
-        }
+        const uint32_t doubts = simt::ballot(!ok);
+        if (lane == 7)
+            shared.status = doubts == 0 ? DONE : header_status(field_value, ok);
     }
 
     uint32_t code1[H][T::WIDTH1];
@@ -259,15 +243,14 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const Place &place, Shared &s
     uint32_t mantissa[H][KEPT];
     SIMT_UNROLL
     for (uint32_t h = 0; h < H; ++h) {
-        const uint64_t block = at_block + h * format::BLOCK_VALUES;
         if constexpr (T::MANTISSA_BYTES) {
-            const uint8_t *const bytes = here.out + format::HEADER_LENGTH + block;
+            const uint8_t *const bytes = job.mantissa() + at_block + h * format::BLOCK_VALUES;
             constexpr uint32_t N = T::ROW_VALUES; // bytes a vector: 8 or 4
             SIMT_UNROLL
             for (uint32_t row = 0; row < T::ROWS; ++row) {
                 U32x2 x{0, 0};
                 // The section is padded to 16 bytes, so a vector that begins in it may be read whole.
-                if (whole && h < tile.blocks) {
+                if constexpr (kWhole) {
                     if constexpr (N == 8)
                         x = simt::load_stream(reinterpret_cast<const U32x2 *>(bytes) + row * simt::LANES + lane);
                     else
@@ -286,37 +269,36 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const Place &place, Shared &s
                 }
             }
         } else {
-            const auto *const planes = reinterpret_cast<const uint32_t *>(here.out + format::HEADER_LENGTH) +
-                                       T::K * format::BLOCK_WORDS * (block / format::BLOCK_VALUES);
+            const auto *const planes = reinterpret_cast<const uint32_t *>(job.mantissa()) + T::K * format::BLOCK_WORDS * (first_block + h);
             SIMT_UNROLL
             for (uint32_t q = 0; q < KEPT; ++q)
                 mantissa[h][q] = q < T::K && lane < extent[h].words ? simt::load_stream(planes + q * extent[h].words + lane) : 0;
         }
     }
     // What is needed last comes to L2 meanwhile, at no cost in registers.
-    if (whole && !small && lane % 8 == 0 && (add || T::TYPE.low_bytes != 0)) {
+    if (kWhole && add && lane % 8 == 0) {
         SIMT_UNROLL
-        for (uint32_t row = 0; row < H * T::ROWS; ++row) {
-            if (add)
-                simt::prefetch(here.data + at_block * T::SIZE + row * 512 + lane * 16);
-            if (T::DTYPE == format::DTYPE_FP32 || T::DTYPE == format::DTYPE_FP16)
-                simt::prefetch(here.out + uint64_t(here.sections.low) * 16 + at_block * T::TYPE.low_bytes + row * 256 + lane * 8);
-        }
+        for (uint32_t row = 0; row < H * T::ROWS; ++row)
+            simt::prefetch(job.data() + at_block * T::SIZE + row * 512 + lane * 16);
+    }
+    if (kWhole && (T::DTYPE == format::DTYPE_FP32 || T::DTYPE == format::DTYPE_FP16) && lane % 8 == 0) {
+        SIMT_UNROLL
+        for (uint32_t row = 0; row < H * T::ROWS; ++row)
+            simt::prefetch(job.low() + at_block * T::TYPE.low_bytes + row * 256 + lane * 8);
     }
     barrier.sync();
 
-    const Chunk &chunk = shared.chunk;
-    uint8_t *const target = chunk.data + at_block * T::SIZE;
-    const bool direct = whole && (reinterpret_cast<uintptr_t>(chunk.data) & 15) == 0;
+    uint8_t *const target = job.data() + at_block * T::SIZE;
+    const bool direct = kWhole && (reinterpret_cast<uintptr_t>(target) & 15) == 0;
     const uint32_t status = shared.status;
     if (status == DONE) {
         const uint32_t words = shared.words;
         const bool raw = shared.mode == format::TILE_RAW;
-        const auto *const tail = reinterpret_cast<const uint32_t *>(chunk.out + uint64_t(chunk.sections.tail) * 16) + shared.tail_offset;
+        const uint32_t *const tail = job.tail() + shared.tail_offset;
         const uint32_t base = FP64 ? shared.table[0] >> 24 | shared.table[3] >> 24 << 8 : 0;
         uint32_t r[H][4];
         uint32_t raw_mask[H] = {};
-        uint32_t raw_at = 0; // byte in the copy of the tail
+        uint32_t raw_at[H] = {}; // byte in the copy of the tail
         if (!raw) {
             // 2.
             for (uint32_t i = thread; i < words; i += T::THREADS)
@@ -352,7 +334,7 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const Place &place, Shared &s
                     before[t] = total[t] = 0;
                 SIMT_UNROLL
                 for (uint32_t g = 0; g < T::GROUPS; ++g) {
-                    const U32x2 c = g < tile.groups ? shared.counts[g] : U32x2{0, 0};
+                    const U32x2 c = g < groups ? shared.counts[g] : U32x2{0, 0};
                     SIMT_UNROLL
                     for (uint32_t t = 0; t < COUNTED; ++t) {
                         const uint32_t count = L == 0 ? c.x : (t < 2 ? c.x : c.y) >> (16 * (t & 1)) & 0xffff;
@@ -363,15 +345,14 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const Place &place, Shared &s
             }
             SIMT_UNROLL
             for (uint32_t t = 0; t < COUNTED; ++t) {
-                uint32_t own = 0;
-                SIMT_UNROLL
-                for (uint32_t h = 0; h < H; ++h)
-                    own += simt::popcount(m[h][t]);
-                const bool some = t != L || simt::any(own != 0) || DENSE;
-                const uint32_t sum = some ? prefix_sum(own, lane) : 0;
+                // Block 0 in the lower half, block 1 in the upper.
+                const uint32_t own = simt::popcount(m[0][t]) | simt::popcount(m[1][t]) << 16;
+                const bool some = DENSE || t != L || simt::any(own != 0);
+                const uint32_t sum = some ? prefix_sum(own, lane) : 0, last = some ? simt::shuffle(sum, simt::LANES - 1) : 0;
+                const uint32_t of_group = (last & 0xffff) + (last >> 16);
                 if constexpr (DENSE) {
                     if (lane == simt::LANES - 1)
-                        shared.totals[t][group] = sum;
+                        shared.totals[t][group] = of_group;
                     barrier.sync();
                     before[t] = total[t] = 0;
                     SIMT_UNROLL
@@ -386,13 +367,16 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const Place &place, Shared &s
                     if (wrong)
                         break;
                 } else if (lane == simt::LANES - 1) {
-                    const U32x2 c = group < tile.groups ? shared.counts[group] : U32x2{0, 0};
+                    const U32x2 c = group < groups ? shared.counts[group] : U32x2{0, 0};
                     const uint32_t claimed = L == 0 ? c.x : (t < 2 ? c.x : c.y) >> (16 * (t & 1)) & 0xffff;
-                    wrong = wrong || sum != claimed;
+                    wrong = wrong || of_group != claimed;
                 }
-                uint32_t at = before[t] + sum - own;
+                const uint32_t within = sum - own + (last << 16);
+                const uint32_t at[H] = {before[t] + (within & 0xffff), before[t] + (within >> 16)};
                 if (t == L) {
-                    raw_at = (stream + 7) / 8 + at;
+                    SIMT_UNROLL
+                    for (uint32_t h = 0; h < H; ++h)
+                        raw_at[h] = (stream + 7) / 8 + at[h];
                     break;
                 }
                 SIMT_UNROLL
@@ -406,8 +390,7 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const Place &place, Shared &s
                     uint32_t x[max_tail_width<T::SHAPE>()] = {};
                     SIMT_UNROLL
                     for (uint32_t q = 0; q < C::width(t); ++q)
-                        x[q] = expand_bits(moves, get_bits(shared.tail, stream + q * total[t] + at));
-                    at += simt::popcount(m[h][t]);
+                        x[q] = expand_bits(moves, get_bits(shared.tail, stream + q * total[t] + at[h]));
                     C::next(t, x, r[h], m[h]);
                 }
                 stream += C::width(t) * total[t];
@@ -428,7 +411,7 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const Place &place, Shared &s
         U32x4 *const rows = shared.rows + group * 4 * simt::LANES;
         SIMT_UNROLL
         for (uint32_t h = 0; h < H; ++h) {
-            if (h >= tile.blocks)
+            if (h >= blocks)
                 break;
             if constexpr (!T::MANTISSA_BYTES) { // planes to nibbles by stripe
                 uint32_t n[4] = {mantissa[h][0], mantissa[h][1], mantissa[h][2], mantissa[h][3]};
@@ -439,8 +422,8 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const Place &place, Shared &s
             }
             uint32_t exponent[FP64 ? 11 : 8]; // of a raw tile: planes (fp64), or two words a stripe
             if (raw) {
-                const RawTarget from{reinterpret_cast<uint32_t *>(counts_of(chunk)), table_of(chunk), const_cast<uint32_t *>(tail),
-                                     T::CASCADE.counts * tile.groups / 2};
+                const RawTarget from{reinterpret_cast<uint32_t *>(job.counts()), job.symbols(), const_cast<uint32_t *>(tail),
+                                     T::CASCADE.counts * groups / 2};
                 SIMT_UNROLL
                 for (uint32_t q = 0; q < (FP64 ? 11 : 8); ++q) {
                     if (q < T::WIDTH1)
@@ -537,7 +520,7 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const Place &place, Shared &s
                 while (bits != 0) {
                     const uint32_t bit = simt::find_first(bits), stripe = bit & 3, k = bit >> 2;
                     bits &= bits - 1;
-                    const uint32_t symbol = reinterpret_cast<const uint8_t *>(shared.tail)[raw_at++];
+                    const uint32_t symbol = reinterpret_cast<const uint8_t *>(shared.tail)[raw_at[h]++];
                     if constexpr (HEAD16) {
                         const uint32_t e = FP64 ? format::fp64_exponent(symbol, base) : symbol;
                         reinterpret_cast<uint16_t *>(&rows[stripe * simt::LANES + lane])[k] |= uint16_t(e << M);
@@ -567,16 +550,15 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const Place &place, Shared &s
             constexpr uint32_t BATCH = T::ROWS < 4 ? T::ROWS : 4;
             uint8_t *const block = target + h * T::BLOCK_BYTES;
             const uint32_t row_bytes = extent[h].words * 16;
-            const uint8_t *const low = chunk.out + uint64_t(chunk.sections.low) * 16 +
-                                       (at_block + h * format::BLOCK_VALUES) * (T::TYPE.low_bytes > 2 ? 2 : T::TYPE.low_bytes);
-            const uint8_t *const low2 = chunk.out + uint64_t(chunk.sections.low2) * 16 + (at_block + h * format::BLOCK_VALUES) * 4;
+            const uint8_t *const low = job.low() + (at_block + h * format::BLOCK_VALUES) * LOW;
+            const uint8_t *const low2 = job.low2() + (at_block + h * format::BLOCK_VALUES) * 4;
             SIMT_UNROLL
             for (uint32_t batch = 0; batch < T::ROWS / BATCH; ++batch) {
                 U32x4 v[BATCH];
                 SIMT_UNROLL
                 for (uint32_t b = 0; b < BATCH; ++b) {
                     const uint32_t row = batch * BATCH + b, vector = row * extent[h].words + lane;
-                    const bool exists = whole || vector_bytes<T>(extent[h], row, lane) != 0;
+                    const bool exists = kWhole || vector_bytes<T>(extent[h], row, lane) != 0;
                     U32x2 a{0, 0}, c{0, 0};
                     if constexpr (T::DTYPE == format::DTYPE_FP32 || T::DTYPE == format::DTYPE_FP16) {
                         if (exists)
@@ -603,10 +585,13 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const Place &place, Shared &s
                     } else {
                         v[b] = {head[2 * row][0], head[2 * row][1], head[2 * row + 1][0], head[2 * row + 1][1]};
                     }
-                    if constexpr (can_add<T>()) {
-                        if (add)
-                            v[b] = add_row<T>(v[b], direct ? load_row<T>(block, Reach::ALIGNED, extent[h], row, lane)
-                                                           : load_row<T>(block, Reach::PARTS, extent[h], row, lane));
+                }
+                if constexpr (can_add<T>()) {
+                    if (add) {
+                        SIMT_UNROLL
+                        for (uint32_t b = 0; b < BATCH; ++b)
+                            v[b] = add_row<T>(v[b], direct ? load_row<T>(block, Reach::ALIGNED, extent[h], batch * BATCH + b, lane)
+                                                           : load_row<T>(block, Reach::PARTS, extent[h], batch * BATCH + b, lane));
                     }
                 }
                 if (direct) {
@@ -630,16 +615,16 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const Place &place, Shared &s
             }
         }
     }
-    if (place.tile == 0 && thread == 0 && status == DONE) {
-        const uint32_t trailing = uint32_t(chunk.length % T::SIZE);
+    if (job.tile == 0 && thread == 0 && status == DONE) {
+        const uint32_t trailing = uint32_t(job.length) & (T::SIZE - 1);
         for (uint32_t i = 0; i < trailing; ++i)
-            chunk.data[chunk.length - trailing + i] = chunk.out[format::HEADER_LENGTH - 8 + i];
+            job.chunk_data[job.length - trailing + i] = job.chunk[format::HEADER_LENGTH - 8 + i];
     }
-    if (chunk.progress == nullptr)
+    if (job.progress == nullptr)
         return;
     barrier.sync();
     if (thread == 0)
-        decode_done(chunk, status == DONE && shared.bad != 0 ? CORRUPT : status, launch.seq);
+        decode_done(job, status == DONE && shared.bad != 0 ? CORRUPT : status, launch.seq);
 }
 
 } // namespace zip::gpu

@@ -49,10 +49,12 @@ constexpr Kernel kernel_of(uint32_t number)
     return {Kernel::Action(number / format::DTYPES / VARIANTS),
             Variant(number / format::DTYPES % VARIANTS), uint8_t(number % format::DTYPES)};
 }
-// Whether the image has it: what is stored has no shape.
+// Whether the image has it: what is stored has no shape, and is copied by one kernel on any number
+// of multiprocessors.
 constexpr bool exists(Kernel k)
 {
-    return !(k.variant == VARIANT_DENSE && k.dtype == format::DTYPE_BYTES);
+    return k.action == Kernel::Action::PROBE || k.variant == VARIANT_ALL ||
+           k.dtype != format::DTYPE_BYTES;
 }
 std::string name_of(Kernel k);
 

@@ -30,11 +30,11 @@ struct EncodeShared {
     alignas(16) uint32_t tail[kTailWords + 4];
     alignas(16) U32x4 symbols[kGroups * 4 * simt::LANES]; // of a group's block h, stripes 2i and 2i + 1: [(h * 2 + i) * 32 + lane]
     alignas(16) uint32_t compress[256];
-    uint8_t rank_of[256];
+    alignas(256) uint8_t rank_of[256]; // for simt::lookup_byte()
     uint32_t dummy[simt::LANES];
     uint32_t totals[kGroups][4]; // codes of tail levels t and t + 1 in a word
     alignas(16) uint32_t table[4]; // SYMBOLS
-    Chunk chunk; // of the tile: kept here, since registers are short
+    Job job;
     uint64_t tail_offset;
     uint32_t seen_count, frequent_count, samples, largest, no_symbol;
 };
@@ -45,12 +45,11 @@ ZIP_HOST_DEVICE constexpr uint32_t most_tail_words()
     return format::raw_tail_words(T::CODING, T::VALUES);
 }
 
-// Tables that a block copies to shared memory once.
-template <class Shared>
-SIMT_DEVICE void load_compress_table(Shared &shared, uint32_t thread, uint32_t threads)
+// A table that a worker copies to shared memory once.
+SIMT_DEVICE void load_table(uint32_t (&shared)[256], const U32x4 *table, uint32_t thread)
 {
-    for (uint32_t i = thread; i < 256; i += threads)
-        shared.compress[i] = MOVE_TABLES.compress[i];
+    if (thread < 64)
+        reinterpret_cast<U32x4 *>(shared)[thread] = table[thread];
 }
 
 // The word of a raw tile's sequence (format.md, section 7), wherever it belongs.
@@ -117,18 +116,18 @@ SIMT_DEVICE uint32_t half_of(const uint32_t *w, uint32_t k)
 }
 
 // Writes the header of a chunk whose tail is known, but for `trailing`'s source, which it reads.
-SIMT_DEVICE void write_header(const Chunk &chunk, uint8_t dtype, uint8_t shape, bool small, uint32_t value_size, uint64_t tail_words)
+SIMT_DEVICE void write_header(const Job &job, uint8_t dtype, uint8_t shape, bool small, uint32_t value_size, uint64_t tail_words)
 {
-    const uint32_t trailing = uint32_t(chunk.length % value_size);
-    const uint8_t *const end = chunk.data + (chunk.length - trailing);
+    const uint32_t trailing = uint32_t(job.length) & (value_size - 1);
+    const uint8_t *const end = job.chunk_data + (job.length - trailing);
     uint64_t rest = 0;
     for (uint32_t i = 0; i < trailing; ++i)
         rest |= uint64_t(end[i]) << (8 * i);
-    auto *const header = reinterpret_cast<uint64_t *>(chunk.out);
+    auto *const header = reinterpret_cast<uint64_t *>(job.chunk);
     header[0] = uint64_t(format::MAGIC) | uint64_t(format::VERSION) << 16 | uint64_t(dtype) << 24 | uint64_t(shape) << 32 |
                 uint64_t(format::HEADER_LENGTH / format::HEADER_UNIT) << 40 |
                 uint64_t(small ? format::FLAG_SMALL_TILES : 0) << 48;
-    header[1] = chunk.length;
+    header[1] = job.length;
     header[2] = tail_words * format::TAIL_WORD;
     header[3] = header[4] = 0;
     header[5] = rest;
@@ -143,18 +142,19 @@ constexpr uint32_t TAIL_TILES_SHIFT = 40; // in ChunkState::tail
 constexpr uint64_t TAIL_WORDS_MASK = (uint64_t(1) << TAIL_TILES_SHIFT) - 1;
 
 // One thread, once the worker has written all of its tile: the last worker of the chunk says that it is done.
-SIMT_DEVICE void encode_done(const Chunk &chunk, uint32_t coding, uint16_t seq)
+SIMT_DEVICE void encode_done(const Job &job, uint32_t coding, uint16_t seq)
 {
-    if (uint32_t(simt::atomic_add_acq_rel(&chunk.state->done, 1)) + 1 != chunk.tiles)
+    if (uint32_t(simt::atomic_add_acq_rel(&job.state->done, 1)) + 1 != job.tiles)
         return;
-    const uint64_t words = chunk.state->tail & TAIL_WORDS_MASK;
-    chunk.state->tail = 0;
-    chunk.state->done = 0;
-    simt::publish(chunk.progress, progress_word(words, coding, seq));
+    const uint64_t words = job.state->tail & TAIL_WORDS_MASK;
+    job.state->tail = 0;
+    job.state->done = 0;
+    simt::publish(job.progress, progress_word(words, coding, seq));
 }
 
-template <class T, class Shared, class Barrier>
-SIMT_DEVICE void encode_tile(const Launch &launch, const Place &place, Shared &shared, uint32_t thread, Barrier barrier)
+// kWhole: the tile is whole, not small, and reached otherwise than in parts.
+template <class T, bool kWhole, class Shared, class Barrier>
+SIMT_DEVICE void encode_tile(const Launch &launch, Shared &shared, uint32_t thread, Reach reach, Barrier barrier)
 {
     using C = Cascade<T::SHAPE>;
     constexpr uint32_t H = T::GROUP_BLOCKS, L = C::LEVELS;
@@ -162,97 +162,57 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const Place &place, Shared &s
     constexpr bool DENSE = T::SHAPE == format::SHAPE_DENSE;
     const uint32_t lane = thread % simt::LANES, group = thread / simt::LANES;
 
-    const bool small = !DENSE && place.item->small_tiles != 0;
-    const uint32_t tile_values = small ? T::VALUES / 2 : T::VALUES;
-    const uint8_t *const data = data_of(place);
-    const uint64_t first = uint64_t(place.tile) * tile_values;
-    const uint64_t left = length_of(place) / T::SIZE - first;
-    const TileExtent tile = tile_extent<T>(left, small);
-    const bool whole = tile.whole;
-    const uint32_t values = tile.values;
-    const uint32_t first_block = group * tile.blocks; // of the tile
-    const uint64_t at_block = first + first_block * format::BLOCK_VALUES;
+    const Job &job = shared.job;
+    const TileExtent tile = tile_extent<T>(job.left, !DENSE && job.small != 0);
+    const bool small = !kWhole && tile.small;
+    const uint32_t values = kWhole ? T::VALUES : tile.values, blocks = kWhole ? H : tile.blocks;
+    const uint32_t first_block = group * blocks; // of the tile
+    const uint32_t at_block = first_block * format::BLOCK_VALUES;
 
-    const uint8_t *const source = data + at_block * T::SIZE;
-    const bool near_end = place.last && left < tile_values + 16;
-    const Reach reach = !whole                                                            ? Reach::PARTS
-                      : (reinterpret_cast<uintptr_t>(data) & 15) == 0 ? Reach::ALIGNED
-                      : near_end                                                          ? Reach::PARTS
-                                                                                          : Reach::SHIFTED;
-
+    const uint8_t *const source = job.data() + at_block * T::SIZE;
     BlockExtent extent[H];
     SIMT_UNROLL
     for (uint32_t h = 0; h < H; ++h)
-        extent[h] = group_block(tile, group, h);
+        extent[h] = group_block<kWhole>(tile, group, h);
 
     // 1. Rows come in batches of at most 8 vectors a lane, for registers' sake.
     constexpr uint32_t ALL_ROWS = H * T::ROWS, BATCH = ALL_ROWS < 8 ? ALL_ROWS : 8;
     U32x4 v[BATCH];
-    auto load_batch = [&](uint32_t batch) {
-        if (reach == Reach::ALIGNED) {
-            SIMT_UNROLL
-            for (uint32_t i = 0; i < BATCH; ++i) {
-                const uint32_t row = batch * BATCH + i, h = row / T::ROWS;
-                v[i] = h < tile.blocks ? load_row<T>(source + h * T::BLOCK_BYTES, Reach::ALIGNED, extent[h], row % T::ROWS, lane)
-                                       : U32x4{0, 0, 0, 0};
-            }
-        } else if (reach == Reach::SHIFTED) {
-            SIMT_UNROLL
-            for (uint32_t i = 0; i < BATCH; ++i) {
-                const uint32_t row = batch * BATCH + i, h = row / T::ROWS;
-                v[i] = h < tile.blocks ? load_row<T>(source + h * T::BLOCK_BYTES, Reach::SHIFTED, extent[h], row % T::ROWS, lane)
-                                       : U32x4{0, 0, 0, 0};
-            }
-        } else {
-            SIMT_UNROLL
-            for (uint32_t i = 0; i < BATCH; ++i) {
-                const uint32_t row = batch * BATCH + i, h = row / T::ROWS;
-                v[i] = h < tile.blocks ? load_row<T>(source + h * T::BLOCK_BYTES, Reach::PARTS, extent[h], row % T::ROWS, lane)
-                                       : U32x4{0, 0, 0, 0};
-            }
+    auto load_batch = [&]<Reach kReach>(uint32_t batch) {
+        SIMT_UNROLL
+        for (uint32_t i = 0; i < BATCH; ++i) {
+            const uint32_t row = batch * BATCH + i, h = row / T::ROWS;
+            v[i] = load_row<T>(source + h * T::BLOCK_BYTES, kReach, extent[h], row % T::ROWS, lane);
         }
     };
-    load_batch(0);
+    auto load = [&](uint32_t batch) {
+        if constexpr (!kWhole)
+            load_batch.template operator()<Reach::PARTS>(batch);
+        else if (reach == Reach::ALIGNED)
+            load_batch.template operator()<Reach::ALIGNED>(batch);
+        else
+            load_batch.template operator()<Reach::SHIFTED>(batch);
+    };
+    load(0);
 
-    {
-        constexpr uint32_t CLEAR = sizeof(shared.histogram) + sizeof(shared.seen) + sizeof(shared.frequent);
-        static_assert(CLEAR == 3 * 1024);
-        auto *const lists = reinterpret_cast<U32x4 *>(shared.histogram);
-        for (uint32_t i = thread; i < CLEAR / 16; i += T::THREADS)
-            lists[i] = {0, 0, 0, 0};
-        auto *const tail = reinterpret_cast<U32x4 *>(shared.tail);
-        for (uint32_t i = thread; i < (most_tail_words<T>() + 3) / 4; i += T::THREADS)
-            tail[i] = {0, 0, 0, 0};
-        if (thread < 4)
-            shared.table[thread] = 0;
-        if (thread == 0) {
-            shared.chunk = chunk_of(launch, place, T::SIZE, tile_values);
-            shared.seen_count = shared.frequent_count = shared.samples = shared.largest = shared.no_symbol = 0;
-        }
-    }
-    barrier.sync();
-
-    const Chunk &chunk = shared.chunk;
     Split<T> split[H];
     U32x4 *const symbols = shared.symbols + group * (2 * H) * simt::LANES + lane;
     SIMT_UNROLL
     for (uint32_t h = 0; h < H; ++h)
         start_split(split[h]);
-    const uint64_t mantissa_block = T::MANTISSA_BYTES ? at_block : 0;
-    BlockSections to{chunk.out + format::HEADER_LENGTH + mantissa_block,
-                     chunk.out + uint64_t(chunk.sections.low) * 16 + at_block * (T::TYPE.low_bytes > 2 ? 2 : T::TYPE.low_bytes),
-                     chunk.out + uint64_t(chunk.sections.low2) * 16 + at_block * 4};
+    constexpr uint32_t LOW = T::TYPE.low_bytes > 2 ? 2 : T::TYPE.low_bytes;
+    const BlockSections to{job.mantissa() + at_block, job.low() + at_block * LOW, job.low2() + at_block * 4};
     SIMT_UNROLL
     for (uint32_t batch = 0; batch < ALL_ROWS / BATCH; ++batch) {
         if (batch != 0)
-            load_batch(batch);
+            load(batch);
         SIMT_UNROLL
         for (uint32_t i = 0; i < BATCH; ++i) {
             const uint32_t row = batch * BATCH + i, h = row / T::ROWS;
             const BlockSections block{to.mantissa + h * format::BLOCK_VALUES,
-                                      to.low + h * format::BLOCK_VALUES * (T::TYPE.low_bytes > 2 ? 2 : T::TYPE.low_bytes),
+                                      to.low + h * format::BLOCK_VALUES * LOW,
                                       to.low2 + h * format::BLOCK_VALUES * 4};
-            if (whole && h < tile.blocks) {
+            if constexpr (kWhole) {
                 split_row<T>(v[i], row % T::ROWS, row % T::ROWS * simt::LANES + lane, true, T::ROW_VALUES, block, split[h]);
             } else {
                 const uint32_t bytes = vector_bytes<T>(extent[h], row % T::ROWS, lane);
@@ -265,8 +225,7 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const Place &place, Shared &s
         SIMT_UNROLL
         for (uint32_t h = 0; h < H; ++h) {
             finish_split(split[h]);
-            auto *const planes = reinterpret_cast<uint32_t *>(chunk.out + format::HEADER_LENGTH) +
-                                 T::K * format::BLOCK_WORDS * (at_block / format::BLOCK_VALUES + h);
+            auto *const planes = reinterpret_cast<uint32_t *>(job.mantissa()) + T::K * format::BLOCK_WORDS * (first_block + h);
             if (lane < extent[h].words) {
                 SIMT_UNROLL
                 for (uint32_t q = 0; q < T::K; ++q)
@@ -278,8 +237,8 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const Place &place, Shared &s
     uint32_t exists[H]; // of a ragged tile's positions
     SIMT_UNROLL
     for (uint32_t h = 0; h < H; ++h)
-        exists[h] = whole ? (h < tile.blocks ? ~uint32_t(0) : 0) : existing<T>(extent[h], lane);
-    const bool sample_all = !whole && values < format::SAMPLE_ALL_BELOW;
+        exists[h] = kWhole ? ~uint32_t(0) : existing<T>(extent[h], lane);
+    const bool sample_all = !kWhole && values < format::SAMPLE_ALL_BELOW;
 
     // fp64: the tile's window of exponents, from the largest one in the sample.
     uint32_t base = 0;
@@ -334,9 +293,7 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const Place &place, Shared &s
         for (uint32_t i = 0; i < 4; ++i) {
             const uint32_t a = split[h].symbol[2 * i], b = split[h].symbol[2 * i + 1];
             const uint32_t k = format::sample_bit(first_block + h, lane, i) / 4;
-            if (whole) {
-                if (h >= tile.blocks)
-                    continue;
+            if constexpr (kWhole) {
                 simt::atomic_add_shared(&shared.histogram[byte_of(a, b, k)], 1);
                 if constexpr (DENSE)
                     simt::atomic_add_shared(&shared.histogram[byte_of(a, b, k ^ 4)], 1);
@@ -359,7 +316,7 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const Place &place, Shared &s
 
     // Rank by count: a key's rank is the number of larger keys.
     constexpr uint32_t OWN = 256 / T::THREADS; // symbols a thread
-    const uint32_t rare = format::sample_rare(whole ? tile_values / (DENSE ? 4 : 8) : shared.samples);
+    const uint32_t rare = format::sample_rare(kWhole ? T::VALUES / (DENSE ? 4 : 8) : shared.samples);
     uint32_t key[OWN];
     SIMT_UNROLL
     for (uint32_t u = 0; u < OWN; ++u) {
@@ -405,77 +362,75 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const Place &place, Shared &s
             uint32_t n = 0;
             SIMT_UNROLL
             for (uint32_t k = 0; k < 8; ++k) {
-                const uint32_t word = split[h].symbol[2 * i + k / 4];
-                n += uint32_t(shared.rank_of[simt::byte_perm(word, 0, 0x4440 + k % 4)]) << (4 * k);
+                n += simt::lookup_byte(shared.rank_of, split[h].symbol[2 * i + k / 4], k % 4) << (4 * k);
             }
             r[h][i] = n;
         }
         transpose_nibbles(r[h]);
-        if (!whole || small) {
+        if constexpr (!kWhole) {
             SIMT_UNROLL
             for (uint32_t q = 0; q < 4; ++q)
                 r[h][q] &= exists[h];
         }
     }
 
-    // 4. Who has codes where; counts of two tail levels in a word, raw symbols being the last level.
+    // 4. Who has codes where, raw symbols being the last level. before[t]: the tile's codes at tail level t before this lane's in block 0
+    // (lower half) and in block 1.
     constexpr uint32_t COUNTED = L + 1, PAIRS = (COUNTED + 1) / 2;
-    uint32_t m[H][COUNTED];
-    uint32_t own[PAIRS] = {}, before[PAIRS];
+    uint32_t m[H][COUNTED], before[COUNTED];
     SIMT_UNROLL
-    for (uint32_t h = 0; h < H; ++h) {
+    for (uint32_t h = 0; h < H; ++h)
         C::masks(r[h], m[h]);
-        SIMT_UNROLL
-        for (uint32_t t = 0; t < COUNTED; ++t)
-            own[t / 2] += simt::popcount(m[h][t]) << (16 * (t & 1));
-    }
+    uint32_t of_group = 0;
     SIMT_UNROLL
-    for (uint32_t p = 0; p < PAIRS; ++p) {
-        const uint32_t sum = prefix_sum(own[p], lane);
-        before[p] = sum - own[p];
-        if (lane == simt::LANES - 1)
-            shared.totals[group][p] = sum;
+    for (uint32_t t = 0; t < COUNTED; ++t) {
+        const uint32_t own = simt::popcount(m[0][t]) | simt::popcount(m[1][t]) << 16, sum = prefix_sum(own, lane);
+        const uint32_t last = simt::shuffle(sum, simt::LANES - 1);
+        before[t] = sum - own + (last << 16);
+        of_group |= ((last & 0xffff) + (last >> 16)) << (16 * (t & 1));
+        if (t % 2 == 1 || t + 1 == COUNTED) {
+            if (lane == 0)
+                shared.totals[group][t / 2] = of_group;
+            of_group = 0;
+        }
     }
     barrier.sync();
-    uint32_t total[PAIRS] = {};
+    uint32_t total[PAIRS] = {}, of_former[PAIRS] = {}; // of the tile, of the groups before
     SIMT_UNROLL
     for (uint32_t g = 0; g < T::GROUPS; ++g) {
         SIMT_UNROLL
         for (uint32_t p = 0; p < PAIRS; ++p) {
             const uint32_t sum = shared.totals[g][p];
-            before[p] += g < group ? sum : 0;
+            of_former[p] += g < group ? sum : 0;
             total[p] += sum;
         }
     }
-    auto count_of = [](const uint32_t(&pairs)[PAIRS], uint32_t t) { return t & 1 ? pairs[t / 2] >> 16 : pairs[t / 2] & 0xffff; };
+    SIMT_UNROLL
+    for (uint32_t t = 0; t < COUNTED; ++t) // twice the half that is meant
+        before[t] += simt::byte_perm(of_former[t / 2], 0, t & 1 ? 0x3232 : 0x1010);
+    auto count_of = [&total](uint32_t t) { return t & 1 ? total[t / 2] >> 16 : total[t / 2] & 0xffff; };
+    auto before_of = [&before](uint32_t t, uint32_t h) { return h != 0 ? before[t] >> 16 : before[t] & 0xffff; };
     uint32_t bits = 0;
     SIMT_UNROLL
     for (uint32_t t = 0; t < L; ++t)
-        bits += C::width(t) * count_of(total, t);
-    const uint32_t raw_words = whole && !small ? most_tail_words<T>() : format::raw_tail_words({T::DTYPE, T::SHAPE, small}, values);
-    const uint32_t coded_words = format::coded_tail_words(bits, count_of(total, L));
+        bits += C::width(t) * count_of(t);
+    const uint32_t raw_words = kWhole ? most_tail_words<T>() : format::raw_tail_words({T::DTYPE, T::SHAPE, small}, values);
+    const uint32_t coded_words = format::coded_tail_words(bits, count_of(L));
     const bool raw = coded_words >= raw_words || (FP64 && shared.no_symbol != 0);
     const uint32_t words = raw ? raw_words : coded_words;
     if (thread == 0) {
-        const uint64_t old = simt::atomic_add(&chunk.state->tail, uint64_t(1) << TAIL_TILES_SHIFT | words);
+        const uint64_t old = simt::atomic_add(&job.state->tail, uint64_t(1) << TAIL_TILES_SHIFT | words);
         const uint64_t offset = old & TAIL_WORDS_MASK;
         shared.tail_offset = offset;
-        reinterpret_cast<uint64_t *>(chunk.out + uint64_t(chunk.sections.tile_headers) * 16)[place.tile] =
-                format::tile_header(offset, words, raw ? format::TILE_RAW : format::TILE_CODED);
-        if (uint32_t(old >> TAIL_TILES_SHIFT) + 1 == chunk.tiles) {
-            if (chunk.progress == nullptr)
-                chunk.state->tail = 0;
-            write_header(chunk, T::DTYPE, T::SHAPE, small, T::SIZE, offset + words);
+        *job.tile_header() = format::tile_header(offset, words, raw ? format::TILE_RAW : format::TILE_CODED);
+        if (uint32_t(old >> TAIL_TILES_SHIFT) + 1 == job.tiles) {
+            if (job.progress == nullptr)
+                job.state->tail = 0;
+            write_header(job, T::DTYPE, T::SHAPE, small, T::SIZE, offset + words);
         }
     }
 
-    const uint64_t tile_block = first / format::BLOCK_VALUES;
-    auto *const level1 = reinterpret_cast<uint32_t *>(chunk.out + uint64_t(chunk.sections.level1) * 16) +
-                         T::WIDTH1 * format::BLOCK_WORDS * (tile_block + first_block);
-    auto *const counts = reinterpret_cast<uint16_t *>(chunk.out + uint64_t(chunk.sections.counts) * 16) +
-                         T::CASCADE.counts * T::GROUPS * uint64_t(place.tile);
-    auto *const table = reinterpret_cast<uint32_t *>(chunk.out + uint64_t(chunk.sections.symbols) * 16) + 4 * uint64_t(place.tile);
-
+    auto *const level1 = job.level1() + T::WIDTH1 * format::BLOCK_WORDS * first_block;
     if (!raw) {
         SIMT_UNROLL
         for (uint32_t h = 0; h < H; ++h) {
@@ -487,11 +442,11 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const Place &place, Shared &s
                     simt::store_stream(level1 + (h * T::WIDTH1 * format::BLOCK_WORDS + q * extent[h].words + lane), code[q]);
             }
         }
-        if (T::CASCADE.counts != 0 && thread < tile.groups) {
+        if (T::CASCADE.counts != 0 && thread < (kWhole ? T::GROUPS : tile.groups)) {
             if constexpr (T::CASCADE.counts == 4)
-                reinterpret_cast<U32x2 *>(counts)[thread] = {shared.totals[thread][0], shared.totals[thread][1]};
+                reinterpret_cast<U32x2 *>(job.counts())[thread] = {shared.totals[thread][0], shared.totals[thread][1]};
             else
-                counts[thread] = uint16_t(shared.totals[thread][0]);
+                job.counts()[thread] = uint16_t(shared.totals[thread][0]);
         }
         if (thread < 4) {
             uint32_t word = shared.table[thread];
@@ -501,20 +456,34 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const Place &place, Shared &s
                 if (thread == format::BASE_HIGH / 4)
                     word |= (base >> 8) << (8 * (format::BASE_HIGH % 4));
             }
-            table[thread] = word;
+            job.symbols()[thread] = word;
         }
         // 5.
         uint32_t *const dummy = &shared.dummy[lane];
         uint32_t stream = 0; // bits before it
         SIMT_UNROLL
         for (uint32_t t = 0; t < L; ++t) {
-            uint32_t end = count_of(before, t);
-            const uint32_t count = count_of(total, t);
+            const uint32_t count = count_of(t);
             SIMT_UNROLL
             for (uint32_t h = 0; h < H; ++h) {
-                end += simt::popcount(m[h][t]);
+                const uint32_t end = before_of(t, h) + simt::popcount(m[h][t]);
                 if (t != 0 && !simt::any(m[h][t] != 0))
                     continue;
+                // Deep levels are rarely used: then it is cheaper code by code.
+                if (t >= 2 && !DENSE && !simt::any(simt::popcount(m[h][t]) > 3)) {
+                    uint32_t left = m[h][t], at = stream + before_of(t, h);
+                    while (left != 0) {
+                        const uint32_t bit = simt::find_first(left);
+                        left &= left - 1;
+                        SIMT_UNROLL
+                        for (uint32_t q = 0; q < C::width(t); ++q) {
+                            const uint32_t place = at + q * count;
+                            simt::atomic_or_shared(&shared.tail[place >> 5], (C::code(r[h], m[h], t, q) >> bit & 1) << (place & 31));
+                        }
+                        ++at;
+                    }
+                    continue;
+                }
                 const Moves moves = moves_of(shared.compress, m[h][t]);
                 SIMT_UNROLL
                 for (uint32_t q = 0; q < C::width(t); ++q)
@@ -522,11 +491,10 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const Place &place, Shared &s
             }
             stream += C::width(t) * count;
         }
-        uint32_t raw_at = (stream + 7) / 8 + count_of(before, L); // in bytes
         SIMT_UNROLL
         for (uint32_t h = 0; h < H; ++h) {
             const auto *const own_symbols = reinterpret_cast<const uint8_t *>(symbols + 2 * h * simt::LANES);
-            uint32_t left_raw = m[h][L];
+            uint32_t left_raw = m[h][L], raw_at = (stream + 7) / 8 + before_of(L, h); // in bytes
             while (left_raw != 0) {
                 const uint32_t bit = simt::find_first(left_raw), stripe = bit & 3, k = bit >> 2;
                 left_raw &= left_raw - 1;
@@ -537,19 +505,19 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const Place &place, Shared &s
         }
     }
     barrier.sync();
-    auto *const tail = reinterpret_cast<uint32_t *>(chunk.out + uint64_t(chunk.sections.tail) * 16) + shared.tail_offset;
+    uint32_t *const tail = job.tail() + shared.tail_offset;
     if (!raw) {
         for (uint32_t i = thread; i < words; i += T::THREADS)
             simt::store_stream(tail + i, shared.tail[i]);
     } else {
         const uint32_t planes_words = (values + 31) / 32;
-        const RawTarget target{reinterpret_cast<uint32_t *>(counts), table, tail, T::CASCADE.counts * tile.groups / 2};
+        const RawTarget target{reinterpret_cast<uint32_t *>(job.counts()), job.symbols(), tail, T::CASCADE.counts * (kWhole ? T::GROUPS : tile.groups) / 2};
         // What the sequence may leave of COUNTS and SYMBOLS is 0.
-        if (!whole) {
-            for (uint32_t i = thread; i < T::CASCADE.counts * tile.groups; i += T::THREADS)
-                counts[i] = 0;
+        if constexpr (!kWhole) {
+            for (uint32_t i = thread; i < T::CASCADE.counts * (kWhole ? T::GROUPS : tile.groups); i += T::THREADS)
+                job.counts()[i] = 0;
             if (thread < 4)
-                table[thread] = 0;
+                job.symbols()[thread] = 0;
             barrier.sync();
         }
         SIMT_UNROLL
@@ -589,11 +557,51 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const Place &place, Shared &s
             }
         }
     }
-    if (chunk.progress != nullptr) {
+    if (job.progress != nullptr) {
         barrier.sync();
         if (thread == 0)
-            encode_done(chunk, T::DTYPE | T::SHAPE << 4 | uint32_t(small) << 7, launch.seq);
+            encode_done(job, T::DTYPE | T::SHAPE << 4 | uint32_t(small) << 7, launch.seq);
     }
+}
+
+// The tile in shared.job, whatever of it there is.
+template <class T, class Shared, class Barrier>
+SIMT_DEVICE void encode_any_extent(const Launch &launch, Shared &shared, uint32_t thread, Barrier barrier)
+{
+    const Job &job = shared.job;
+    const bool small = T::SHAPE != format::SHAPE_DENSE && job.small != 0;
+    const bool whole = !small && job.left >= T::VALUES;
+    const bool aligned = (reinterpret_cast<uintptr_t>(job.data()) & 15) == 0;
+    // The words around the tile are in the same buffer, but at the buffer's end.
+    const bool inside = job.last == 0 || job.left >= T::VALUES + 16;
+    if (whole && (aligned || inside))
+        encode_tile<T, true>(launch, shared, thread, aligned ? Reach::ALIGNED : Reach::SHIFTED, barrier);
+    else
+        encode_tile<T, false>(launch, shared, thread, Reach::PARTS, barrier);
+}
+
+// Before each tile. No barrier at the end. kTailWords: most that the kernel's type needs.
+template <uint32_t kThreads, uint32_t kTailWords, class Shared>
+SIMT_DEVICE void clear_shared(Shared &shared, uint32_t thread)
+{
+    constexpr uint32_t LISTS = 192, TAIL = (kTailWords + 3) / 4; // vectors
+    static_assert(sizeof(shared.histogram) + sizeof(shared.seen) + sizeof(shared.frequent) == 16 * LISTS);
+    auto *const lists = reinterpret_cast<U32x4 *>(shared.histogram);
+    auto *const tail = reinterpret_cast<U32x4 *>(shared.tail);
+    SIMT_UNROLL
+    for (uint32_t i = 0; i < LISTS; i += kThreads) {
+        if (i + kThreads <= LISTS || i + thread < LISTS)
+            lists[i + thread] = {0, 0, 0, 0};
+    }
+    SIMT_UNROLL
+    for (uint32_t i = 0; i < TAIL; i += kThreads) {
+        if (i + kThreads <= TAIL || i + thread < TAIL)
+            tail[i + thread] = {0, 0, 0, 0};
+    }
+    if (thread < 4)
+        shared.table[thread] = 0;
+    if (thread == 0)
+        shared.seen_count = shared.frequent_count = shared.samples = shared.largest = shared.no_symbol = 0;
 }
 
 } // namespace zip::gpu

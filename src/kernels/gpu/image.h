@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Embeds a file of device code in a shared object, as an array that is visible there only.
+// Device code in a shared object: files of it are embedded as arrays that are visible there only,
+// and listed.
 #ifndef ZIP_KERNELS_GPU_IMAGE_H
 #define ZIP_KERNELS_GPU_IMAGE_H
 
@@ -14,5 +15,17 @@
         ".size " #symbol ", .-" #symbol "\n"                                                       \
         ".previous\n");                                                                            \
     extern "C" const unsigned char symbol[]
+
+namespace zip::gpu {
+
+struct Image {
+    const char *name; // null: the list's end
+    const unsigned char *code;
+};
+
+} // namespace zip::gpu
+
+// All images of the back end; the build makes the list.
+extern "C" const zip::gpu::Image zip_gpu_images[];
 
 #endif

@@ -22,7 +22,6 @@ using DenseEncodeMemory = EncodeShared<8, DENSE_TAIL_WORDS>;
 using DenseDecodeMemory = DecodeShared<8, DENSE_TAIL_WORDS>;
 
 // A piece of a stored chunk: the same copy in both directions.
-template <class Barrier>
 SIMT_DEVICE void copy_piece(uint8_t *to, const uint8_t *from, uint64_t length, uint32_t piece, uint32_t thread, uint32_t threads)
 {
     const uint64_t first = uint64_t(piece) * STORED_TILE_BYTES;
@@ -39,38 +38,45 @@ SIMT_DEVICE void copy_piece(uint8_t *to, const uint8_t *from, uint64_t length, u
         to[i] = from[i];
 }
 
+struct StoredMemory {
+    Job job;
+    uint32_t status;
+};
+
 template <class Barrier>
-SIMT_DEVICE void encode_stored(const Launch &launch, const Place &place, uint32_t thread, uint32_t threads, Barrier barrier)
+SIMT_DEVICE void encode_stored(const Launch &launch, const Job &job, uint32_t thread, uint32_t threads, Barrier barrier)
 {
-    const Chunk chunk = chunk_of(launch, place, 1, STORED_TILE_BYTES);
-    copy_piece<Barrier>(chunk.out + format::HEADER_LENGTH, chunk.data, chunk.length, place.tile, thread, threads);
-    if (place.tile == 0 && thread == 0)
-        write_header(chunk, format::DTYPE_BYTES, format::SHAPE_STORED, false, 1, 0);
-    if (chunk.progress == nullptr)
+    copy_piece(job.mantissa(), job.chunk_data, job.length, job.tile, thread, threads);
+    if (job.tile == 0 && thread == 0)
+        write_header(job, format::DTYPE_BYTES, format::SHAPE_STORED, false, 1, 0);
+    if (job.progress == nullptr)
         return;
     barrier.sync();
     if (thread == 0)
-        encode_done(chunk, 0, launch.seq);
+        encode_done(job, 0, launch.seq);
 }
 
-template <class Shared, class Barrier>
-SIMT_DEVICE void decode_stored(const Launch &launch, const Place &place, Shared &shared, uint32_t thread, uint32_t threads, Barrier barrier)
+template <class Barrier>
+SIMT_DEVICE void decode_stored(const Launch &launch, const Job &job, uint32_t &shared_status, uint32_t thread, uint32_t threads,
+                               Barrier barrier)
 {
-    const Chunk chunk = chunk_of(launch, place, 1, STORED_TILE_BYTES);
     if (thread == 0) {
-        const auto *const header = reinterpret_cast<const uint64_t *>(chunk.out);
-        shared.status = check_header(simt::load_hostile(header), simt::load_hostile(header + 1), simt::load_hostile(header + 2),
-                                     format::DTYPE_BYTES, format::SHAPE_STORED, false, chunk, true);
+        const auto *const header = reinterpret_cast<const uint64_t *>(job.chunk);
+        const uint64_t word = simt::load_hostile(header);
+        const bool as_expected = (word & ~OPTIONAL_FLAGS) == expected_header(format::DTYPE_BYTES, format::SHAPE_STORED, false);
+        // No tail; and the room holds the original, or the launcher would have refused the item.
+        const bool ok = as_expected && simt::load_hostile(header + 1) == job.length && simt::load_hostile(header + 2) == 0;
+        shared_status = ok ? DONE : header_status(word, as_expected);
     }
     barrier.sync();
-    const uint32_t status = shared.status;
+    const uint32_t status = shared_status;
     if (status == DONE)
-        copy_piece<Barrier>(chunk.data, chunk.out + format::HEADER_LENGTH, chunk.length, place.tile, thread, threads);
-    if (chunk.progress == nullptr)
+        copy_piece(job.chunk_data, job.mantissa(), job.length, job.tile, thread, threads);
+    if (job.progress == nullptr)
         return;
     barrier.sync();
     if (thread == 0)
-        decode_done(chunk, status, launch.seq);
+        decode_done(job, status, launch.seq);
 }
 
 // Calls visit.template operator()<Traits>() with the traits of the coding.
@@ -91,21 +97,32 @@ SIMT_DEVICE void with_shape(uint32_t shape, Visit visit)
 #endif
 }
 
-// Tiles of other types than the kernel's are another launch's: a probe chose among them.
 template <uint8_t kDtype, bool kDense, class Shared, class Barrier>
 SIMT_DEVICE void encode_one(const Launch &launch, uint32_t tile, Shared &shared, uint32_t thread, Barrier barrier)
 {
-    const Place place = place_of(launch, tile);
-    if (!place.exists || place.dtype != kDtype)
+    constexpr uint32_t THREADS = kDense ? DENSE_TILE_THREADS : TILE_THREADS;
+    prefetch_data<THREADS>(launch, tile, thread);
+    if (thread < simt::LANES)
+        leave_job(launch, tile, shared.job);
+    clear_shared<THREADS, most_tail_words<TileTraits<kDtype, kDense ? format::SHAPE_DENSE : format::SHAPE_11238>>()>(shared, thread);
+    barrier.sync();
+    if (shared.job.exists == 0)
         return;
-    with_shape<kDtype, kDense>(place.shape, [&]<class T>() { encode_tile<T>(launch, place, shared, thread, barrier); });
+    with_shape<kDtype, kDense>(shared.job.shape, [&]<class T>() { encode_any_extent<T>(launch, shared, thread, barrier); });
 }
 
 template <uint8_t kDtype, bool kDense, class Shared, class Barrier>
 SIMT_DEVICE void decode_one(const Launch &launch, uint32_t tile, Shared &shared, uint32_t thread, Barrier barrier)
 {
-    const Place place = place_of(launch, tile);
-    with_shape<kDtype, kDense>(place.shape, [&]<class T>() { decode_tile<T>(launch, place, shared, thread, barrier); });
+    if (thread < simt::LANES)
+        leave_job(launch, tile, shared.job);
+    barrier.sync();
+    with_shape<kDtype, kDense>(shared.job.shape, [&]<class T>() {
+        if (shared.job.left >= T::VALUES && (kDense || shared.job.small == 0))
+            decode_tile<T, true>(launch, shared, thread, barrier);
+        else
+            decode_tile<T, false>(launch, shared, thread, barrier);
+    });
 }
 
 // All tiles of a worker that takes one in `workers`.
@@ -134,7 +151,7 @@ SIMT_KERNEL(ZIP_KERNEL_NAME(zip_encode_), zip::gpu::TILE_THREADS, ZIP_BLOCKS)
     using namespace zip;
     SIMT_SHARED(gpu::EncodeMemory, shared);
     const uint32_t thread = simt::thread_index();
-    gpu::load_compress_table(shared, thread, gpu::TILE_THREADS);
+    gpu::load_table(shared.compress, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.compress), thread);
     gpu::take_turns(launch, simt::block_index(), simt::block_count(), simt::BlockBarrier{}, [&](uint32_t tile) {
         gpu::encode_one<ZIP_DTYPE_VALUE, false>(launch, tile, shared, thread, simt::BlockBarrier{});
     });
@@ -145,7 +162,7 @@ SIMT_KERNEL(ZIP_KERNEL_NAME(zip_decode_), zip::gpu::TILE_THREADS, ZIP_BLOCKS)
     using namespace zip;
     SIMT_SHARED(gpu::DecodeMemory, shared);
     const uint32_t thread = simt::thread_index();
-    gpu::load_expand_table(shared, thread, gpu::TILE_THREADS);
+    gpu::load_table(shared.expand, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.expand), thread);
     gpu::take_turns(launch, simt::block_index(), simt::block_count(), simt::BlockBarrier{}, [&](uint32_t tile) {
         gpu::decode_one<ZIP_DTYPE_VALUE, false>(launch, tile, shared, thread, simt::BlockBarrier{});
     });
@@ -157,11 +174,11 @@ SIMT_KERNEL(ZIP_KERNEL_NAME(zip_encode_few_), zip::simt::FEW_THREADS, 1)
     using namespace zip;
     SIMT_DYNAMIC_SHARED(gpu::EncodeMemory, memory);
     const uint32_t own = simt::thread_index() / gpu::TILE_THREADS, thread = simt::thread_index() % gpu::TILE_THREADS;
-    constexpr uint32_t WORKERS = simt::FEW_THREADS / gpu::TILE_THREADS;
+    const uint32_t workers = simt::thread_count() / gpu::TILE_THREADS;
     const simt::WorkerBarrier barrier{1 + own, gpu::TILE_THREADS};
     gpu::EncodeMemory &shared = memory[own];
-    gpu::load_compress_table(shared, thread, gpu::TILE_THREADS);
-    gpu::take_turns(launch, own * simt::block_count() + simt::block_index(), simt::block_count() * WORKERS, barrier, [&](uint32_t tile) {
+    gpu::load_table(shared.compress, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.compress), thread);
+    gpu::take_turns(launch, own * simt::block_count() + simt::block_index(), simt::block_count() * workers, barrier, [&](uint32_t tile) {
         gpu::encode_one<ZIP_DTYPE_VALUE, false>(launch, tile, shared, thread, barrier);
     });
 }
@@ -171,11 +188,11 @@ SIMT_KERNEL(ZIP_KERNEL_NAME(zip_decode_few_), zip::simt::FEW_THREADS, 1)
     using namespace zip;
     SIMT_DYNAMIC_SHARED(gpu::DecodeMemory, memory);
     const uint32_t own = simt::thread_index() / gpu::TILE_THREADS, thread = simt::thread_index() % gpu::TILE_THREADS;
-    constexpr uint32_t WORKERS = simt::FEW_THREADS / gpu::TILE_THREADS;
+    const uint32_t workers = simt::thread_count() / gpu::TILE_THREADS;
     const simt::WorkerBarrier barrier{1 + own, gpu::TILE_THREADS};
     gpu::DecodeMemory &shared = memory[own];
-    gpu::load_expand_table(shared, thread, gpu::TILE_THREADS);
-    gpu::take_turns(launch, own * simt::block_count() + simt::block_index(), simt::block_count() * WORKERS, barrier, [&](uint32_t tile) {
+    gpu::load_table(shared.expand, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.expand), thread);
+    gpu::take_turns(launch, own * simt::block_count() + simt::block_index(), simt::block_count() * workers, barrier, [&](uint32_t tile) {
         gpu::decode_one<ZIP_DTYPE_VALUE, false>(launch, tile, shared, thread, barrier);
     });
 }
@@ -187,7 +204,7 @@ SIMT_KERNEL(ZIP_KERNEL_NAME(zip_encode_dense_), zip::gpu::DENSE_TILE_THREADS, ZI
     using namespace zip;
     SIMT_SHARED(gpu::DenseEncodeMemory, shared);
     const uint32_t thread = simt::thread_index();
-    gpu::load_compress_table(shared, thread, gpu::DENSE_TILE_THREADS);
+    gpu::load_table(shared.compress, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.compress), thread);
     gpu::take_turns(launch, simt::block_index(), simt::block_count(), simt::BlockBarrier{}, [&](uint32_t tile) {
         gpu::encode_one<ZIP_DTYPE_VALUE, true>(launch, tile, shared, thread, simt::BlockBarrier{});
     });
@@ -198,12 +215,39 @@ SIMT_KERNEL(ZIP_KERNEL_NAME(zip_decode_dense_), zip::gpu::DENSE_TILE_THREADS, ZI
     using namespace zip;
     SIMT_SHARED(gpu::DenseDecodeMemory, shared);
     const uint32_t thread = simt::thread_index();
-    gpu::load_expand_table(shared, thread, gpu::DENSE_TILE_THREADS);
+    gpu::load_table(shared.expand, reinterpret_cast<const simt::U32x4 *>(gpu::MOVE_TABLES.expand), thread);
     gpu::take_turns(launch, simt::block_index(), simt::block_count(), simt::BlockBarrier{}, [&](uint32_t tile) {
         gpu::decode_one<ZIP_DTYPE_VALUE, true>(launch, tile, shared, thread, simt::BlockBarrier{});
     });
 }
 #endif
+#endif
+
+#ifdef ZIP_STORED
+SIMT_KERNEL(zip_encode_bytes, zip::gpu::TILE_THREADS, ZIP_BLOCKS)
+{
+    using namespace zip;
+    SIMT_SHARED(gpu::StoredMemory, shared);
+    gpu::take_turns(launch, simt::block_index(), simt::block_count(), simt::BlockBarrier{}, [&](uint32_t tile) {
+        if (simt::thread_index() < simt::LANES)
+            gpu::leave_job(launch, tile, shared.job);
+        simt::BlockBarrier{}.sync();
+        if (shared.job.exists != 0)
+            gpu::encode_stored(launch, shared.job, simt::thread_index(), gpu::TILE_THREADS, simt::BlockBarrier{});
+    });
+}
+
+SIMT_KERNEL(zip_decode_bytes, zip::gpu::TILE_THREADS, ZIP_BLOCKS)
+{
+    using namespace zip;
+    SIMT_SHARED(gpu::StoredMemory, shared);
+    gpu::take_turns(launch, simt::block_index(), simt::block_count(), simt::BlockBarrier{}, [&](uint32_t tile) {
+        if (simt::thread_index() < simt::LANES)
+            gpu::leave_job(launch, tile, shared.job);
+        simt::BlockBarrier{}.sync();
+        gpu::decode_stored(launch, shared.job, shared.status, simt::thread_index(), gpu::TILE_THREADS, simt::BlockBarrier{});
+    });
+}
 #endif
 
 #endif

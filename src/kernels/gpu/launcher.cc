@@ -3,6 +3,7 @@
 #include "kernels/gpu/launcher.h"
 
 #include <algorithm>
+#include <bit>
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
@@ -72,15 +73,40 @@ private:
     zip_status_t status_;
 };
 
-// Items of one kind share a launch: those of one type, dense or not. Types are counted up to AUTO.
-constexpr uint32_t KINDS = 2 * (format::DTYPES + 1);
+// Items of one kind share a launch: those of one type, dense or not.
+struct Kind {
+    uint8_t dtype;
+    bool dense;
+};
+constexpr uint32_t KINDS = 2 * format::DTYPES;
 
-uint32_t kind_of(const zip_gpu_item_t &item)
+// What an item becomes in the launch of a kind: one item for each shape that is possible there.
+struct Shapes {
+    uint32_t count = 0;
+    uint8_t shape[2] = {};
+};
+
+// An item of unknown type is in the launches of all types, and its probe says in which of them it
+// is done.
+Shapes shapes_of(const zip_gpu_item_t &item, Kind kind)
 {
-    const bool dense = item.coding.shape == ZIP_SHAPE_DENSE && item.coding.dtype != ZIP_DTYPE_BYTES;
-    // what is no type at all is refused later
-    return 2 * std::min(uint32_t(item.coding.dtype), uint32_t(format::DTYPES)) + dense;
+    const bool any_type = item.coding.dtype == ZIP_DTYPE_AUTO,
+               no_shape = item.coding.shape == ZIP_SHAPE_DEFAULT;
+    if (!any_type && item.coding.dtype != kind.dtype)
+        return {};
+    if (kind.dtype == ZIP_DTYPE_BYTES)
+        return kind.dense ? Shapes() : Shapes{1, {format::SHAPE_STORED}};
+    if (kind.dense != (item.coding.shape == ZIP_SHAPE_DENSE))
+        return {};
+    if (any_type && no_shape)
+        return {2, {format::SHAPE_22228, format::SHAPE_11238}};
+    return {1, {no_shape ? uint8_t(format::SHAPE_22228) : uint8_t(item.coding.shape)}};
 }
+
+// Items of unknown type in a batch; each takes many places in the table.
+constexpr uint32_t MAX_UNKNOWN = 64;
+constexpr uint32_t UNKNOWN_PLACES =
+        2 + 2 * (format::DTYPES - 1); // probe, stored, two shapes a type
 
 // A piece of a launch's table that is free again when the copy from it is done.
 struct Slot {
@@ -117,28 +143,89 @@ uint64_t bound_of(uint8_t dtype, uint8_t shape, bool small_tiles, uint64_t lengt
     return bound;
 }
 
-// Tiles of a chunk. AUTO: of the type that has most.
+// Tiles of a chunk.
 uint64_t tiles_of(uint8_t dtype, uint8_t shape, bool small_tiles, uint64_t length)
 {
     if (dtype == ZIP_DTYPE_BYTES)
         return std::max<uint64_t>(format::div_up(length, STORED_TILE_BYTES), 1);
-    const uint8_t d = dtype == ZIP_DTYPE_AUTO ? uint8_t(ZIP_DTYPE_E4M3) : dtype;
-    const format::Coding coding = coding_of(d, shape, small_tiles);
-    const uint64_t values = length / format::value_size(d);
+    const format::Coding coding = coding_of(dtype, shape, small_tiles);
+    const uint64_t values = length / format::value_size(dtype);
     return std::max<uint64_t>(format::div_up(values, format::tile_values(coding)), 1);
 }
 
-Sections sections_of(uint8_t dtype, uint8_t shape, bool small_tiles, uint64_t length)
+// Bytes of a chunk before its tail; of a stored one, all.
+uint64_t fixed_of(uint8_t dtype, uint8_t shape, bool small_tiles, uint64_t length)
 {
-    if (dtype == ZIP_DTYPE_BYTES || dtype == ZIP_DTYPE_AUTO)
-        return {}; // none, or for the kernel to find out
-    const format::Layout l = format::layout_of(coding_of(dtype, shape, small_tiles), length);
-    auto units = [](uint64_t offset) { return uint32_t(offset / format::SECTION_ALIGN); };
-    return {units(l.low),          units(l.low2),    units(l.level1), units(l.counts),
-            units(l.tile_headers), units(l.symbols), units(l.tail)};
+    return dtype == ZIP_DTYPE_BYTES
+                   ? format::HEADER_LENGTH + length
+                   : format::layout_of(coding_of(dtype, shape, small_tiles), length).tail;
 }
 
-// The item as the kernels want it, but for its place in the launch; or what is wrong with it.
+// Where the parts are in a chunk of that length, in units of SECTION_ALIGN.
+void set_offsets(const Item &item, uint64_t length, uint32_t (&offset)[PARTS])
+{
+    auto units = [](uint64_t bytes) { return uint32_t(bytes / format::SECTION_ALIGN); };
+    offset[PART_MANTISSA] = units(format::HEADER_LENGTH);
+    if (item.dtype == ZIP_DTYPE_BYTES)
+        return;
+    const format::Layout l =
+            format::layout_of(coding_of(item.dtype, item.shape, item.small_tiles != 0), length);
+    offset[PART_LOW] = units(l.low);
+    offset[PART_LOW2] = units(l.low2);
+    offset[PART_LEVEL1] = units(l.level1);
+    offset[PART_COUNTS] = units(l.counts);
+    offset[PART_TILE_HEADERS] = units(l.tile_headers);
+    offset[PART_SYMBOLS] = units(l.symbols);
+    offset[PART_TAIL] = units(l.tail);
+}
+
+// Bytes of a whole tile's parts.
+void set_strides(const Item &item, uint32_t (&stride)[PARTS])
+{
+    if (item.dtype == ZIP_DTYPE_BYTES)
+        return; // its tiles are all of one part
+    const format::Coding c = coding_of(item.dtype, item.shape, item.small_tiles != 0);
+    const format::TypeTraits type = format::type_traits(item.dtype);
+    const uint32_t values = format::tile_values(c), low = std::min(type.low_bytes, 2u);
+    stride[PART_DATA] = values * type.size;
+    stride[PART_MANTISSA] =
+            type.mantissa_is_bytes()
+                    ? values
+                    : uint32_t(format::plane_bytes(type.sign_mantissa_bits(), values));
+    stride[PART_LOW] = values * low;
+    stride[PART_LOW2] = values * (type.low_bytes - low);
+    stride[PART_LEVEL1] =
+            uint32_t(format::plane_bytes(format::shape_traits(item.shape).width[0], values));
+    stride[PART_COUNTS] = format::tile_counts_bytes(c, values);
+    stride[PART_TILE_HEADERS] = sizeof(uint64_t);
+    stride[PART_SYMBOLS] = sizeof(format::TileSymbols);
+}
+
+constexpr uint8_t NO_POWER_OF_TWO = 255; // in Item::chunk_log2
+
+// Completes an item whose lengths are set for one coding.
+void set_coding(uint8_t dtype, uint8_t shape, bool small_tiles, Item *item)
+{
+    const bool stored = dtype == ZIP_DTYPE_BYTES;
+    item->dtype = dtype;
+    item->shape = stored ? uint8_t(format::SHAPE_STORED) : shape;
+    item->small_tiles = !stored && small_tiles;
+    set_offsets(*item, item->chunk_length, item->offset[0]);
+    set_offsets(*item, item->last_length, item->offset[1]);
+    set_strides(*item, item->stride);
+    item->chunk_tiles = uint32_t(tiles_of(dtype, shape, small_tiles, item->chunk_length));
+    item->last_tiles = uint32_t(tiles_of(dtype, shape, small_tiles, item->last_length));
+    item->chunk_log2 = std::has_single_bit(item->chunk_tiles)
+                               ? uint8_t(std::countr_zero(item->chunk_tiles))
+                               : NO_POWER_OF_TWO;
+    item->value_log2 = uint8_t(stored ? 0 : std::countr_zero(format::value_size(dtype)));
+    item->tile_log2 = uint8_t(
+            std::countr_zero(stored ? STORED_TILE_BYTES
+                                    : format::tile_values(coding_of(dtype, shape, small_tiles))));
+}
+
+// The item as the kernels want it, but for its coding and its place in the launch; or what is wrong
+// with it.
 zip_status_t translate(const zip_gpu_item_t &in, size_t number, Action action, Item *out)
 {
     auto invalid = [number](const char *what) {
@@ -154,7 +241,6 @@ zip_status_t translate(const zip_gpu_item_t &in, size_t number, Action action, I
         out->data = static_cast<uint8_t *>(in.data);
         out->last_length = out->chunk_length = in.data_size;
         out->chunk_count = 1;
-        out->dtype = ZIP_DTYPE_AUTO;
         return ZIP_OK;
     }
     if (dtype != ZIP_DTYPE_AUTO && (dtype < ZIP_DTYPE_BYTES || dtype >= ZIP_DTYPE_LAST))
@@ -195,8 +281,8 @@ zip_status_t translate(const zip_gpu_item_t &in, size_t number, Action action, I
     const uint64_t last_room = in.last_room != 0 ? in.last_room : in.chunk_stride;
     auto too_small = [&](const char *what, uint64_t room, uint64_t need) {
         return fail(ZIP_ERR_INVALID_PARAM,
-                    "item %zu: %s is %" PRIu64 " bytes, but a chunk may need %" PRIu64, number,
-                    what, room, need);
+                    "item %zu: %s is %" PRIu64 " bytes, but a chunk needs %" PRIu64, number, what,
+                    room, need);
     };
     if (action == Action::ENCODE) {
         if (several && in.chunk_stride < bound_of(uint8_t(dtype), shape, small_tiles, full))
@@ -207,6 +293,13 @@ zip_status_t translate(const zip_gpu_item_t &in, size_t number, Action action, I
                              bound_of(uint8_t(dtype), shape, small_tiles, last));
     }
     if (action == Action::DECODE) {
+        // what comes behind the fixed parts is the chunk's to say, and the kernel's to check
+        if (several && in.chunk_stride < fixed_of(uint8_t(dtype), shape, small_tiles, full))
+            return too_small("chunk_stride", in.chunk_stride,
+                             fixed_of(uint8_t(dtype), shape, small_tiles, full));
+        if (last_room < fixed_of(uint8_t(dtype), shape, small_tiles, last))
+            return too_small(in.last_room != 0 ? "last_room" : "chunk_stride", last_room,
+                             fixed_of(uint8_t(dtype), shape, small_tiles, last));
         if (op != ZIP_GPU_STORE && op != ZIP_GPU_ADD)
             return fail(ZIP_ERR_INVALID_PARAM, "item %zu: %d is no operation", number, op);
         if (op == ZIP_GPU_ADD) {
@@ -226,21 +319,24 @@ zip_status_t translate(const zip_gpu_item_t &in, size_t number, Action action, I
     out->chunk_length = full;
     out->last_length = last;
     out->last_room = last_room;
-    out->sections[0] = sections_of(uint8_t(dtype), shape, small_tiles, full);
-    out->sections[1] = sections_of(uint8_t(dtype), shape, small_tiles, last);
-    out->chunk_tiles = uint32_t(tiles_of(uint8_t(dtype), shape, small_tiles, full));
     out->chunk_count = uint32_t(count);
-    out->dtype = uint8_t(dtype);
-    out->shape = shape;
-    out->small_tiles = small_tiles;
     out->op = action == Action::DECODE ? uint8_t(op) : 0;
     return ZIP_OK;
 }
 
+// For the probe of an item: its whole data is one piece.
+Item probe_of(const Item &item)
+{
+    Item probe = item;
+    probe.last_length = (item.chunk_count - 1) * item.chunk_length + item.last_length;
+    probe.chunk_length = probe.last_length;
+    probe.chunk_count = 1;
+    return probe;
+}
+
 uint64_t tiles_of(const Item &item)
 {
-    return uint64_t(item.chunk_count - 1) * item.chunk_tiles +
-           tiles_of(item.dtype, item.shape, item.small_tiles != 0, item.last_length);
+    return uint64_t(item.chunk_count - 1) * item.chunk_tiles + item.last_tiles;
 }
 
 class Queue {
@@ -255,27 +351,32 @@ public:
     void *stream() const { return stream_; }
 
 private:
+    // A launch: its items are items_[first, first + count).
     struct Part {
-        size_t first, count; // of `items`
-        bool dense;
+        size_t first, count;
+        uint64_t tiles;
+        Kernel kernel;
     };
-    Launch launch_of(const Part &part, const Item *device_items, zip_gpu_launch_t params) const;
-    zip_status_t launch_kernel(Action action, uint8_t dtype, bool dense, Launch launch,
-                               uint32_t max_sms);
+    zip_status_t launch_part(const Part &part, const Item *device_items, zip_gpu_launch_t params);
+    // Places in the table: an item has one, one of unknown type many.
+    size_t places() const
+    {
+        return max_items_ + std::min(max_items_, MAX_UNKNOWN) * (UNKNOWN_PLACES - 1);
+    }
 
     Driver &driver_;
     void *stream_ = nullptr;
     bool own_stream_ = false;
     uint32_t max_items_ = 0, max_chunks_ = 0;
     ChunkState *states_ = nullptr;  // max_chunks_ of them; device memory, as the next two
-    zip_probe_t *probes_ = nullptr; // max_items_, for encodes of unknown types
+    zip_probe_t *probes_ = nullptr; // MAX_UNKNOWN, for encodes of unknown types
     // Table of a long batch. One is enough: the stream's launches are done with it when its next
     // copy into it begins.
     Item *table_ = nullptr;
     std::vector<Slot> slots_;
     size_t next_slot_ = 0;
     // of the batch that is being made; they never grow
-    std::vector<Item> items_;
+    std::vector<Item> translated_, items_;
     std::vector<Part> parts_;
 };
 
@@ -309,8 +410,9 @@ zip_status_t Queue::create(const zip_gpu_queue_params_t &params)
         return inside.status();
     max_items_ = params.max_items;
     max_chunks_ = params.max_chunks;
-    items_.reserve(max_items_);
-    parts_.reserve(KINDS);
+    translated_.reserve(max_items_);
+    items_.reserve(places());
+    parts_.reserve(KINDS + 1);
     stream_ = params.stream;
     zip_status_t status = ZIP_OK;
     auto step = [&status](zip_status_t s) { return (status = s) == ZIP_OK; };
@@ -327,15 +429,15 @@ zip_status_t Queue::create(const zip_gpu_queue_params_t &params)
             return status;
         own_stream_ = true;
     }
-    if (!device(&states_, max_chunks_) || !device(&probes_, max_items_))
+    if (!device(&states_, max_chunks_) || !device(&probes_, MAX_UNKNOWN))
         return status;
-    if (max_items_ > ZIP_GPU_INLINE_ITEMS) {
-        if (!device(&table_, max_items_))
+    if (params.slots != 0) {
+        if (!device(&table_, places()))
             return status;
         slots_.resize(params.slots);
         for (Slot &slot : slots_) {
             void *memory = nullptr;
-            if (!step(driver_.allocate_pinned(max_items_ * sizeof(Item), &memory)))
+            if (!step(driver_.allocate_pinned(places() * sizeof(Item), &memory)))
                 return status;
             slot.items = static_cast<Item *>(memory);
             if (!step(driver_.event_create(&slot.copied)))
@@ -358,44 +460,58 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
         return fail(ZIP_ERR_NO_SPACE, "%zu items in a batch, but the queue was made for %" PRIu32,
                     count, max_items_);
 
-    // Items that share a kernel lie together.
+    // Items that share a launch lie together; those of probes come first.
     items_.clear();
     parts_.clear();
-    const bool probe_only = action == Action::PROBE;
-    bool probe = probe_only;
+    translated_.clear();
     uint64_t chunks = 0;
-    for (uint32_t kind = 0; kind < KINDS && items_.size() < count; ++kind) {
-        Part part{items_.size(), 0, kind % 2 != 0};
-        uint64_t tiles = 0;
+    size_t unknown = 0;
+    for (size_t i = 0; i < count; ++i) {
+        Item item;
+        const zip_status_t status = translate(in[i], i, action, &item);
+        if (status != ZIP_OK)
+            return status;
+        item.first_chunk = uint32_t(chunks);
+        if (action != Action::PROBE)
+            chunks += item.chunk_count;
+        if (chunks > max_chunks_)
+            return fail(ZIP_ERR_NO_SPACE,
+                        "item %zu: the batch has more chunks than the %" PRIu32
+                        " that the queue was made for",
+                        i, max_chunks_);
+        if (action == Action::PROBE)
+            item.probe = results + i;
+        else if (in[i].coding.dtype == ZIP_DTYPE_AUTO && unknown == MAX_UNKNOWN)
+            return fail(ZIP_ERR_NO_SPACE, "item %zu: more than %" PRIu32 " items of unknown type",
+                        i, MAX_UNKNOWN);
+        else if (in[i].coding.dtype == ZIP_DTYPE_AUTO)
+            item.probe = probes_ + unknown++;
+        item.any_shape = in[i].coding.shape != ZIP_SHAPE_DEFAULT;
+        translated_.push_back(item);
+        if (item.probe != nullptr)
+            items_.push_back(probe_of(item));
+    }
+    if (!items_.empty())
+        parts_.push_back({0, items_.size(), 0, {Action::PROBE, VARIANT_ALL, 0}});
+    for (uint32_t k = 0; k < KINDS && action != Action::PROBE; ++k) {
+        const Kind kind = {uint8_t(k / 2), k % 2 != 0};
+        Part part{items_.size(),
+                  0,
+                  0,
+                  {action, kind.dense ? VARIANT_DENSE : VARIANT_ALL, kind.dtype}};
         for (size_t i = 0; i < count; ++i) {
-            if (probe_only ? kind != 0 : kind_of(in[i]) != kind)
-                continue;
-            Item item;
-            const zip_status_t status = translate(in[i], i, action, &item);
-            if (status != ZIP_OK)
-                return status;
-            if (probe_only) {
-                item.probe = results + i;
-            } else if (item.dtype == ZIP_DTYPE_AUTO) {
-                item.probe = probes_ + items_.size();
-                probe = true;
+            const Shapes shapes = shapes_of(in[i], kind);
+            for (uint32_t s = 0; s < shapes.count; ++s) {
+                Item item = translated_[i];
+                set_coding(kind.dtype, shapes.shape[s], in[i].coding.small_tiles != 0, &item);
+                item.first_tile = uint32_t(part.tiles);
+                part.tiles += tiles_of(item);
+                if (part.tiles > MAX_TILES)
+                    return fail(ZIP_ERR_INVALID_PARAM,
+                                "item %zu: the batch has more than 2^31 - 1 tiles", i);
+                items_.push_back(item);
+                ++part.count;
             }
-            item.first_tile = uint32_t(tiles);
-            item.first_chunk = uint32_t(chunks);
-            if (!probe_only) {
-                tiles += tiles_of(item);
-                chunks += item.chunk_count;
-            }
-            if (tiles > MAX_TILES)
-                return fail(ZIP_ERR_INVALID_PARAM,
-                            "item %zu: the batch has more than 2^31 - 1 tiles", i);
-            if (chunks > max_chunks_)
-                return fail(ZIP_ERR_NO_SPACE,
-                            "item %zu: the batch has more chunks than the %" PRIu32
-                            " that the queue was made for",
-                            i, max_chunks_);
-            items_.push_back(item);
-            ++part.count;
         }
         if (part.count != 0)
             parts_.push_back(part);
@@ -405,7 +521,10 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
     if (inside.status() != ZIP_OK)
         return inside.status();
     const Item *device_items = nullptr;
-    if (count > ZIP_GPU_INLINE_ITEMS) {
+    const bool fits = std::all_of(parts_.begin(), parts_.end(), [](const Part &part) {
+        return part.count <= ZIP_GPU_INLINE_ITEMS;
+    });
+    if (!fits) {
         if (slots_.empty())
             return fail(ZIP_ERR_NO_SPACE,
                         "the queue has no slots for batches of more than %d items",
@@ -417,7 +536,7 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
             return status;
         if (!done)
             return fail(ZIP_ERR_NO_SPACE, "all %zu slots are in use", slots_.size());
-        const size_t size = count * sizeof(Item);
+        const size_t size = items_.size() * sizeof(Item);
         std::memcpy(slot.items, items_.data(), size);
         status = driver_.copy_to_device(table_, slot.items, size, stream_);
         if (status == ZIP_OK)
@@ -428,62 +547,40 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
         device_items = table_;
     }
 
-    // probes of what will be encoded are in its table already
     for (const Part &part : parts_) {
-        const bool wanted = probe && items_[part.first].probe != nullptr;
-        const zip_status_t status =
-                wanted ? driver_.launch({Action::PROBE, VARIANT_ALL, 0}, uint32_t(part.count),
-                                        TILE_THREADS, false, stream_,
-                                        launch_of(part, device_items, params))
-                       : ZIP_OK;
+        const zip_status_t status = launch_part(part, device_items, params);
         if (status != ZIP_OK)
             return status;
-    }
-    if (probe_only)
-        return ZIP_OK;
-    for (const Part &part : parts_) {
-        const uint8_t dtype = items_[part.first].dtype;
-        // of an unknown type: the kernels of all of them, each of which does what is its type's
-        const bool known = dtype != ZIP_DTYPE_AUTO;
-        for (uint8_t d = known ? dtype : 0; d < (known ? dtype + 1 : ZIP_DTYPE_LAST); ++d) {
-            const bool dense = part.dense && d != ZIP_DTYPE_BYTES;
-            const zip_status_t status = launch_kernel(
-                    action, d, dense, launch_of(part, device_items, params), params.max_sms);
-            if (status != ZIP_OK)
-                return status;
-        }
     }
     return ZIP_OK;
 }
 
-Launch Queue::launch_of(const Part &part, const Item *device_items, zip_gpu_launch_t params) const
+zip_status_t Queue::launch_part(const Part &part, const Item *device_items, zip_gpu_launch_t params)
 {
-    const Item *const first = items_.data() + part.first;
-    const Item &last = first[part.count - 1];
     Launch launch{};
     launch.states = states_;
     launch.items = uint32_t(part.count);
-    launch.tiles = last.first_tile + uint32_t(tiles_of(last));
+    launch.tiles = uint32_t(part.tiles);
     launch.seq = params.seq;
     if (device_items != nullptr)
         launch.table = device_items + part.first;
     else
-        std::copy_n(first, part.count, launch.inline_items);
-    return launch;
-}
+        std::copy_n(items_.data() + part.first, part.count, launch.inline_items);
+    if (part.kernel.action == Action::PROBE)
+        return driver_.launch(part.kernel, launch.items, TILE_THREADS, false, stream_, launch);
 
-zip_status_t Queue::launch_kernel(Action action, uint8_t dtype, bool dense, Launch launch,
-                                  uint32_t max_sms)
-{
     const DeviceInfo &info = driver_.info();
-    const bool limited = max_sms != 0 && max_sms < info.multiprocessors;
-    const uint32_t threads = dense ? DENSE_TILE_THREADS : limited ? info.few_threads : TILE_THREADS;
-    const uint32_t blocks = limited ? std::min(max_sms, launch.tiles) : launch.tiles;
-    if (limited)
-        launch.workers = dense ? blocks : blocks * (info.few_threads / TILE_THREADS);
-    const Variant variant = dense ? VARIANT_DENSE : limited ? VARIANT_FEW : VARIANT_ALL;
-    return driver_.launch({action, variant, dtype}, blocks, threads, dense && limited, stream_,
-                          launch);
+    const bool dense = part.kernel.variant == VARIANT_DENSE,
+               limited = params.max_sms != 0 && params.max_sms < info.multiprocessors;
+    Kernel few = part.kernel;
+    few.variant = VARIANT_FEW;
+    const bool use_few = limited && !dense && exists(few);
+    return driver_.launch(use_few ? few : part.kernel,
+                          limited ? std::min(params.max_sms, launch.tiles) : launch.tiles,
+                          dense     ? DENSE_TILE_THREADS
+                          : use_few ? info.few_threads
+                                    : TILE_THREADS,
+                          dense && limited, stream_, launch);
 }
 
 } // namespace

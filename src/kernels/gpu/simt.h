@@ -12,6 +12,8 @@
 //   SIMT_DEVICE    function that is inlined into kernels: `SIMT_DEVICE uint32_t f(uint32_t x)`.
 //   SIMT_CONSTANT  table at namespace scope: `SIMT_CONSTANT constexpr uint8_t T[4] = {...};`. Reads
 //                  at an index that differs between lanes are slow on CUDA.
+//   SIMT_TABLE     likewise in global memory, for tables that are copied to shared memory:
+//                  `SIMT_TABLE T NAME = ...;`
 //   SIMT_KERNEL(name, threads, min_blocks) { ... }
 //                  kernel of blocks of `threads` threads, of which `min_blocks` blocks shall fit a
 //                  multiprocessor. Its argument is `launch`, a const zip::gpu::Launch.
@@ -27,10 +29,11 @@
 //   LANES           32.
 //   NAMED_BARRIERS  whether parts of a block can have barriers of their own. Without them (HIP)
 //                   the kernels for few multiprocessors run one worker a block.
-//   FEW_THREADS     hence the threads of these kernels' blocks.
+//   FEW_THREADS     hence the most threads of these kernels' blocks: as many workers as shared memory
+//                   has room for.
 //
 // Places
-//   thread_index(), block_index(), block_count(), lane_index()
+//   thread_index(), thread_count() of the block, block_index(), block_count(), lane_index()
 //
 // Barriers: `sync()` of BlockBarrier waits for all threads of the block, that of WorkerBarrier{id,
 // threads} for the `threads` threads (a multiple of LANES) that use that id, from 1. They order
@@ -55,6 +58,7 @@
 //   popcount(v), find_first(v)  v != 0: number of its lowest set bit
 //
 // Shared memory
+//   lookup_byte(table, word, k)  table[byte k of word]; the table is aligned to 256
 //   atomic_add_shared(p, v), atomic_or_shared(p, v), atomic_max_shared(p, v)  return the old value
 //   copy_async_4(shared, global)  starts to copy 4 bytes, both aligned to 4
 //   copy_async_wait()             until the own thread's copies are done; other threads see them

@@ -14,6 +14,7 @@
 
 #define SIMT_DEVICE inline
 #define SIMT_CONSTANT
+#define SIMT_TABLE static const
 #define SIMT_KERNEL(name, threads, min_blocks) SIMT_KERNEL_OF(name, threads) // expands `name`
 #define SIMT_KERNEL_OF(name, threads)                                                              \
     extern "C" void name(const zip::gpu::Launch &launch);                                          \
@@ -40,7 +41,7 @@ using Place = std::source_location;
 enum class Collective { SYNC, ANY, BALLOT, SHUFFLE, SHUFFLE_UP, SHUFFLE_XOR };
 
 struct ThreadPlace {
-    uint32_t thread, block, blocks;
+    uint32_t thread, threads, block, blocks;
 };
 // Of the fibre that runs.
 ThreadPlace thread_place();
@@ -112,6 +113,10 @@ inline uint32_t thread_index()
 {
     return cpu::thread_place().thread;
 }
+inline uint32_t thread_count()
+{
+    return cpu::thread_place().threads;
+}
 inline uint32_t block_index()
 {
     return cpu::thread_place().block;
@@ -182,6 +187,13 @@ inline uint32_t popcount(uint32_t v)
 inline uint32_t find_first(uint32_t v)
 {
     return uint32_t(std::countr_zero(v));
+}
+
+inline uint32_t lookup_byte(const uint8_t *table, uint32_t word, uint32_t k,
+                            cpu::Place place = cpu::Place::current())
+{
+    cpu::check_aligned(table, 256, place);
+    return table[word >> (8 * k) & 255];
 }
 
 inline uint32_t atomic_add_shared(uint32_t *p, uint32_t v)

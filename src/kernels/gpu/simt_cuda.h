@@ -5,6 +5,7 @@
 
 #define SIMT_DEVICE __device__ __forceinline__
 #define SIMT_CONSTANT __constant__
+#define SIMT_TABLE __device__ const
 #define SIMT_KERNEL(name, threads, min_blocks)                                                     \
     extern "C" __global__ void __launch_bounds__(threads, min_blocks)                              \
             name(const __grid_constant__ zip::gpu::Launch launch)
@@ -22,6 +23,10 @@ constexpr uint32_t ALL_LANES = 0xffffffff;
 SIMT_DEVICE uint32_t thread_index()
 {
     return threadIdx.x;
+}
+SIMT_DEVICE uint32_t thread_count()
+{
+    return blockDim.x;
 }
 SIMT_DEVICE uint32_t block_index()
 {
@@ -90,6 +95,17 @@ SIMT_DEVICE uint32_t popcount(uint32_t v)
 SIMT_DEVICE uint32_t find_first(uint32_t v)
 {
     return uint32_t(__ffs(int(v))) - 1;
+}
+
+// The address is put together in one instruction, its base being aligned to 256.
+SIMT_DEVICE uint32_t lookup_byte(const uint8_t *table, uint32_t word, uint32_t k)
+{
+    uint32_t r;
+    asm("ld.shared.u8 %0, [%1];"
+        : "=r"(r)
+        : "r"(byte_perm(word, uint32_t(__cvta_generic_to_shared(table)), 0x7650 + k))
+        : "memory");
+    return r;
 }
 
 SIMT_DEVICE uint32_t atomic_add_shared(uint32_t *p, uint32_t v)

@@ -6,6 +6,7 @@
 
 #define SIMT_DEVICE __attribute__((device, always_inline)) inline
 #define SIMT_CONSTANT __attribute__((constant))
+#define SIMT_TABLE __attribute__((device)) static const
 #define SIMT_KERNEL(name, threads, min_blocks)                                                     \
     extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads))) void name(   \
             const zip::gpu::Launch launch)
@@ -22,6 +23,10 @@ constexpr bool NAMED_BARRIERS = false;
 SIMT_DEVICE uint32_t thread_index()
 {
     return __builtin_amdgcn_workitem_id_x();
+}
+SIMT_DEVICE uint32_t thread_count()
+{
+    return __builtin_amdgcn_workgroup_size_x();
 }
 SIMT_DEVICE uint32_t block_index()
 {
@@ -114,6 +119,11 @@ SIMT_DEVICE uint32_t popcount(uint32_t v)
 SIMT_DEVICE uint32_t find_first(uint32_t v)
 {
     return uint32_t(__builtin_ctz(v));
+}
+
+SIMT_DEVICE uint32_t lookup_byte(const uint8_t *table, uint32_t word, uint32_t k)
+{
+    return table[word >> (8 * k) & 255];
 }
 
 SIMT_DEVICE uint32_t atomic_add_shared(uint32_t *p, uint32_t v)

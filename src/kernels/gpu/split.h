@@ -61,26 +61,29 @@ SIMT_DEVICE BlockExtent block_extent(uint32_t tile_values, uint32_t block)
     return {values, (values + 31) / 32};
 }
 
-// The tile that has `left` of its chunk's values before it and behind.
+// The tile from whose first value there are `left` values to the chunk's end.
 template <class T>
-SIMT_DEVICE TileExtent tile_extent(uint64_t left, bool small)
+SIMT_DEVICE TileExtent tile_extent(uint32_t left, bool small)
 {
     TileExtent t;
     t.small = small;
     t.blocks = small ? 1 : 2;
     const uint32_t all = small ? T::VALUES / 2 : T::VALUES;
     t.whole = left >= all;
-    t.values = t.whole ? all : uint32_t(left);
+    t.values = t.whole ? all : left;
     t.groups = t.whole ? T::GROUPS : (t.values + t.blocks * format::BLOCK_VALUES - 1) / (t.blocks * format::BLOCK_VALUES);
     return t;
 }
 
 // Block h of lane group `group`.
+template <bool kWhole>
 SIMT_DEVICE BlockExtent group_block(const TileExtent &tile, uint32_t group, uint32_t h)
 {
+    if constexpr (kWhole)
+        return {format::BLOCK_VALUES, format::BLOCK_WORDS};
     if (h >= tile.blocks)
         return {0, 0};
-    return tile.whole ? BlockExtent{format::BLOCK_VALUES, format::BLOCK_WORDS} : block_extent(tile.values, group * tile.blocks + h);
+    return block_extent(tile.values, group * tile.blocks + h);
 }
 
 // 16 bytes at any address. The four or five words around them are read: the caller knows that these are inside an allocation.
@@ -136,7 +139,10 @@ SIMT_DEVICE U32x4 load_row(const uint8_t *block, Reach reach, const BlockExtent 
     const uint32_t bytes = vector_bytes<T>(extent, row, lane);
     if (bytes == 0)
         return {0, 0, 0, 0};
-    return load_part(block + (row * extent.words + lane) * 16, bytes);
+    const uint8_t *const p = block + (row * extent.words + lane) * 16;
+    if (bytes == 16 && (reinterpret_cast<uintptr_t>(p) & 15) == 0)
+        return simt::load_stream(reinterpret_cast<const U32x4 *>(p));
+    return load_part(p, bytes);
 }
 
 SIMT_DEVICE void store_bytes(uint8_t *p, uint64_t x, uint32_t bytes)

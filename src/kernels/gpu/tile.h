@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Which tile of which chunk a worker has, and where its parts are. Device code.
+// Which tile of which chunk a worker has, and where its parts are. One lane group finds that out and leaves it in shared memory
+// for all: registers are short, and so are issue slots. Device code.
 #ifndef ZIP_KERNELS_GPU_TILE_H
 #define ZIP_KERNELS_GPU_TILE_H
 
@@ -12,29 +13,11 @@
 
 namespace zip::gpu {
 
-// A worker's place in a launch.
-struct Place {
-    const Item *item;
-    uint32_t dtype, shape; // of the item; the probe's, where it was asked
-    uint32_t chunk;        // of the item
-    uint32_t chunk_tiles;  // in a full chunk
-    uint32_t tile;         // of the chunk
-    bool last;             // the item's last chunk
-    bool exists;
-};
-
-// The item that has tile `tile` of the launch: the last one that does not begin after it.
-SIMT_DEVICE const Item *find_item(const Launch &launch, uint32_t tile)
+// The item of a table that has tile `tile` of the launch: the last one that does not begin after it. A lane group's: all lanes look at once, 32
+// places a step.
+SIMT_DEVICE uint32_t find_in_table(const Item *table, uint32_t count, uint32_t tile)
 {
-    if (launch.table == nullptr) {
-        uint32_t i = 0;
-        while (i + 1 < launch.items && launch.inline_items[i + 1].first_tile <= tile)
-            ++i;
-        return &launch.inline_items[i];
-    }
-    // All lanes of a group look at once: 32 places a step.
-    const Item *const table = launch.table;
-    uint32_t first = 0, count = launch.items;
+    uint32_t first = 0;
     while (count > 1) {
         const uint32_t step = (count + simt::LANES - 1) / simt::LANES;
         const uint32_t at = simt::lane_index() * step;
@@ -43,91 +26,107 @@ SIMT_DEVICE const Item *find_item(const Launch &launch, uint32_t tile)
         first += last * step;
         count = count - last * step < step ? count - last * step : step;
     }
-    return table + first;
+    return first;
 }
 
-// Tiles of a chunk of that many values: one at least.
-SIMT_DEVICE uint32_t tiles_of(uint64_t values, uint32_t tile_values)
+SIMT_DEVICE uint32_t find_inline(const Launch &launch, uint32_t tile)
 {
-    return values == 0 ? 1 : uint32_t((values + tile_values - 1) / tile_values);
+    uint32_t i = 0;
+    while (i + 1 < launch.items && launch.inline_items[i + 1].first_tile <= tile)
+        ++i;
+    return i;
 }
 
-// Tiles of a chunk of `length` bytes whose coding is not known when the kernel is compiled.
-SIMT_DEVICE uint32_t tiles_of_length(uint32_t dtype, uint32_t shape, bool small, uint64_t length)
-{
-    if (dtype == format::DTYPE_BYTES)
-        return tiles_of(length, STORED_TILE_BYTES);
-    return tiles_of(length / format::value_size(uint8_t(dtype)), format::tile_values({uint8_t(dtype), uint8_t(shape), small}));
-}
-
-SIMT_DEVICE Place place_of(const Launch &launch, uint32_t tile)
-{
-    Place p;
-    p.item = find_item(launch, tile);
-    p.dtype = p.item->dtype;
-    p.shape = p.item->shape;
-    p.chunk_tiles = p.item->chunk_tiles;
-    if (p.item->probe != nullptr) {
-        const auto *const probe = static_cast<const zip_probe_t *>(p.item->probe);
-        p.dtype = uint32_t(probe->dtype);
-        p.shape = uint32_t(probe->shape);
-        p.chunk_tiles = tiles_of_length(p.dtype, p.shape, p.item->small_tiles, p.item->chunk_length);
-    }
-    const uint32_t of_item = tile - p.item->first_tile;
-    p.chunk = of_item < p.chunk_tiles ? 0 : of_item / p.chunk_tiles;
-    if (p.chunk >= p.item->chunk_count)
-        p.chunk = p.item->chunk_count - 1;
-    p.last = p.chunk + 1 == p.item->chunk_count;
-    p.tile = of_item - p.chunk * p.chunk_tiles;
-    // A launch whose types are not known yet has tiles for the worst of them.
-    p.exists = p.item->probe == nullptr || !p.last ||
-               p.tile < tiles_of_length(p.dtype, p.shape, p.item->small_tiles, p.item->last_length);
-    return p;
-}
-
-// A chunk as a worker sees it.
-struct Chunk {
-    uint8_t *data;   // its piece of the original
-    uint8_t *out;    // the chunk
+// Where a worker's tile is, in shared memory.
+struct Job {
+    uint8_t *part[PARTS]; // of the tile; PART_TAIL: the chunk's tail
+    uint8_t *chunk;       // its header
+    uint8_t *chunk_data;  // its original
     ChunkState *state;
-    uint64_t *progress; // or null
-    uint64_t length; // original bytes
-    uint64_t room;   // bytes at `out`
-    Sections sections;
-    uint32_t tiles;
+    uint64_t *progress;   // or null
+    uint64_t length;      // the chunk's original bytes
+    uint64_t tail_room;   // bytes that may be touched from the tail's start (a stored chunk's end) on
+    uint32_t left;        // values from the tile's first one to the chunk's end; at most 2^31
+    uint32_t tile, tiles; // of the chunk
+    uint32_t dtype, shape, small, op;
+    uint32_t last;        // the item's last chunk
+    uint32_t exists;      // 0: nothing to do
+
+    SIMT_DEVICE uint8_t *data() const { return part[PART_DATA]; }
+    SIMT_DEVICE uint8_t *mantissa() const { return part[PART_MANTISSA]; }
+    SIMT_DEVICE uint8_t *low() const { return part[PART_LOW]; }
+    SIMT_DEVICE uint8_t *low2() const { return part[PART_LOW2]; }
+    SIMT_DEVICE uint32_t *level1() const { return reinterpret_cast<uint32_t *>(part[PART_LEVEL1]); }
+    SIMT_DEVICE uint16_t *counts() const { return reinterpret_cast<uint16_t *>(part[PART_COUNTS]); }
+    SIMT_DEVICE uint64_t *tile_header() const { return reinterpret_cast<uint64_t *>(part[PART_TILE_HEADERS]); }
+    SIMT_DEVICE uint32_t *symbols() const { return reinterpret_cast<uint32_t *>(part[PART_SYMBOLS]); }
+    SIMT_DEVICE uint32_t *tail() const { return reinterpret_cast<uint32_t *>(part[PART_TAIL]); }
 };
 
-// The chunk's piece of the original.
-SIMT_DEVICE uint8_t *data_of(const Place &p)
+// Fills in a worker's job; each lane finds one part.
+SIMT_DEVICE void fill_job(const Launch &launch, const Item &item, uint32_t tile, Job &job)
 {
-    return p.item->data + p.chunk * p.item->chunk_length;
-}
-SIMT_DEVICE uint64_t length_of(const Place &p)
-{
-    return p.last ? p.item->last_length : p.item->chunk_length;
+    const uint32_t lane = simt::lane_index();
+    const uint32_t of_item = tile - item.first_tile, chunk_tiles = item.chunk_tiles, chunk_count = item.chunk_count;
+    uint32_t chunk = 0;
+    if (chunk_count > 1) {
+        chunk = item.chunk_log2 < 32 ? of_item >> item.chunk_log2 : of_item / chunk_tiles;
+        chunk = chunk < chunk_count ? chunk : chunk_count - 1;
+    }
+    const uint32_t last = chunk + 1 == chunk_count, of_chunk = of_item - chunk * chunk_tiles;
+    uint8_t *const base = item.chunks + chunk * item.chunk_stride, *const data = item.data + chunk * item.chunk_length;
+    if (lane < PARTS) {
+        const uint32_t offset = item.offset[last][lane], stride = item.stride[lane];
+        job.part[lane] = (lane == PART_DATA ? data : base) + uint64_t(offset) * 16 + uint64_t(stride) * of_chunk;
+    } else if (lane == PARTS) {
+        job.chunk = base;
+        job.chunk_data = data;
+        job.state = launch.states + item.first_chunk + chunk;
+        job.progress = item.progress == nullptr ? nullptr : item.progress + chunk;
+    } else if (lane == PARTS + 1) {
+        const uint64_t length = last != 0 ? item.last_length : item.chunk_length, room = last != 0 ? item.last_room : item.chunk_stride;
+        const uint64_t left = (length >> item.value_log2) - (uint64_t(of_chunk) << item.tile_log2);
+        job.length = length;
+        job.left = left < uint32_t(1) << 31 ? uint32_t(left) : uint32_t(1) << 31;
+        const uint64_t tail_at =
+                item.dtype == format::DTYPE_BYTES ? format::HEADER_LENGTH + length : uint64_t(item.offset[last][PART_TAIL]) * 16;
+        job.tail_room = room > tail_at ? room - tail_at : 0; // launchers refuse less room than that
+    } else if (lane == PARTS + 2) {
+        job.tile = of_chunk;
+        job.tiles = last != 0 ? item.last_tiles : chunk_tiles;
+        job.last = last;
+        job.dtype = item.dtype;
+        job.shape = item.shape;
+        job.small = item.small_tiles;
+        job.op = item.op;
+        const auto *const probe = static_cast<const zip_probe_t *>(item.probe);
+        job.exists = probe == nullptr || (uint32_t(probe->dtype) == item.dtype && (item.dtype == format::DTYPE_BYTES || item.any_shape != 0 || uint32_t(probe->shape) == item.shape));
+    }
 }
 
-SIMT_DEVICE Sections sections_of(const format::Layout &l)
+// Leaves the job in shared memory; a lane group's. A barrier has to follow.
+SIMT_DEVICE void leave_job(const Launch &launch, uint32_t tile, Job &job)
 {
-    return {uint32_t(l.low / 16), uint32_t(l.low2 / 16), uint32_t(l.level1 / 16), uint32_t(l.counts / 16),
-            uint32_t(l.tile_headers / 16), uint32_t(l.symbols / 16), uint32_t(l.tail / 16)};
+    // Two calls: arguments are in another memory than tables.
+    if (launch.table == nullptr)
+        fill_job(launch, launch.inline_items[find_inline(launch, tile)], tile, job);
+    else
+        fill_job(launch, launch.table[find_in_table(launch.table, launch.items, tile)], tile, job);
 }
 
-SIMT_DEVICE Chunk chunk_of(const Launch &launch, const Place &p, uint32_t value_size, uint32_t tile_values)
+// Brings the original of a tile to L2 while its worker finds its job. Only where that is simple; a hint.
+template <uint32_t kThreads>
+SIMT_DEVICE void prefetch_data(const Launch &launch, uint32_t tile, uint32_t thread)
 {
-    const Item &item = *p.item;
-    Chunk c;
-    c.data = data_of(p);
-    c.out = item.chunks + p.chunk * item.chunk_stride;
-    c.state = launch.states + item.first_chunk + p.chunk;
-    c.progress = item.progress == nullptr ? nullptr : item.progress + p.chunk;
-    c.length = length_of(p);
-    c.room = p.last ? item.last_room : item.chunk_stride;
-    c.sections = item.sections[p.last];
-    if (item.probe != nullptr && p.dtype != format::DTYPE_BYTES)
-        c.sections = sections_of(format::layout_of({uint8_t(p.dtype), uint8_t(p.shape), item.small_tiles != 0}, c.length));
-    c.tiles = p.last ? tiles_of(c.length / value_size, tile_values) : p.chunk_tiles;
-    return c;
+    constexpr uint32_t LINE = 128;
+    const Item &item = launch.inline_items[0];
+    if (launch.items != 1 || launch.table != nullptr || item.chunk_count != 1)
+        return;
+    const uint64_t tile_bytes = item.stride[PART_DATA], first = tile * tile_bytes;
+    for (uint32_t at = thread * LINE; at < tile_bytes; at += kThreads * LINE) {
+        if (first + at < item.last_length)
+            simt::prefetch(item.data + first + at);
+    }
 }
 
 } // namespace zip::gpu

@@ -6,9 +6,10 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
+#include "kernels/gpu/image.h"
 #include "kernels/gpu/launcher.h"
-#include "kernels/hip/images.h"
 
 namespace zip::gpu {
 
@@ -101,10 +102,11 @@ public:
     explicit HipDriver(const Hip &hip) : hip_(hip) {}
     ~HipDriver() override
     {
-        if (module_ != nullptr && enter() == ZIP_OK) {
-            ignore(hip_.hipModuleUnload(module_));
-            leave();
-        }
+        if (modules_.empty() || enter() != ZIP_OK)
+            return;
+        for (hipModule_t module : modules_)
+            ignore(hip_.hipModuleUnload(module));
+        leave();
     }
     zip_status_t open();
 
@@ -217,12 +219,13 @@ private:
         *value_p = uint32_t(value);
         return status;
     }
-    zip_status_t load_module();
-    zip_status_t prepare_kernel(Kernel kernel);
+    zip_status_t load_modules();
+    zip_status_t find_kernel(Kernel kernel);
+    zip_status_t prepare_kernels();
 
     const Hip &hip_;
     int device_ = 0;
-    hipModule_t module_ = nullptr;
+    std::vector<hipModule_t> modules_;
     hipFunction_t functions_[KERNELS] = {};
     uint32_t dynamic_bytes_[KERNELS] = {}; // shared memory of a launch
     uint32_t filling_bytes_[KERNELS] = {}; // so that a multiprocessor holds one block
@@ -247,55 +250,67 @@ zip_status_t HipDriver::open()
         status = enter();
     if (status != ZIP_OK)
         return status;
-    status = load_module();
-    for (uint32_t k = 0; k < KERNELS && status == ZIP_OK; ++k) {
-        if (exists(kernel_of(k)))
-            status = prepare_kernel(kernel_of(k));
-    }
+    status = load_modules();
+    if (status == ZIP_OK)
+        status = prepare_kernels();
     leave();
     return status;
 }
 
-zip_status_t HipDriver::load_module()
+zip_status_t HipDriver::load_modules()
 {
     std::string names;
-    for (const HipImage *image = zip_hip_images; image->code != nullptr; ++image) {
-        // the runtime knows which of them is for its device
-        const hipError_t result = hip_.hipModuleLoadData(&module_, image->code);
+    for (const Image *image = zip_gpu_images; image->name != nullptr; ++image) {
+        hipModule_t module;
+        // the runtime knows which of them are for its device
+        const hipError_t result = hip_.hipModuleLoadData(&module, image->code);
         if (result == hipSuccess)
-            return ZIP_OK;
-        module_ = nullptr;
-        if (result != hipErrorNoBinaryForGpu && result != hipErrorInvalidImage &&
-            result != hipErrorInvalidKernelFile && result != hipErrorSharedObjectInitFailed)
+            modules_.push_back(module);
+        else if (result != hipErrorNoBinaryForGpu && result != hipErrorInvalidImage &&
+                 result != hipErrorInvalidKernelFile && result != hipErrorSharedObjectInitFailed)
             return check(result, "hipModuleLoadData");
-        names += std::string(names.empty() ? "" : ", ") + image->architecture;
+        names += std::string(names.empty() ? "" : ", ") + image->name;
     }
-    return fail(ZIP_ERR_NO_DEVICE, "no kernels for this GPU: they were built for %s",
-                names.c_str());
+    return modules_.empty() ? fail(ZIP_ERR_NO_DEVICE,
+                                   "no kernels for this GPU: they were built for %s", names.c_str())
+                            : ZIP_OK;
 }
 
-zip_status_t HipDriver::prepare_kernel(Kernel kernel)
+zip_status_t HipDriver::find_kernel(Kernel kernel)
 {
-    zip_status_t status = check(hip_.hipModuleGetFunction(&functions_[number_of(kernel)], module_,
-                                                          name_of(kernel).c_str()),
-                                name_of(kernel).c_str());
-    auto static_bytes = [&](Kernel of, int *bytes_p) {
-        return check(hip_.hipFuncGetAttribute(bytes_p, HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
-                                              functions_[number_of(of)]),
-                     "hipFuncGetAttribute");
-    };
-    int bytes = 0;
-    if (status != ZIP_OK)
-        return status;
-    if (kernel.variant == VARIANT_FEW) {
-        // its worker has what a block of the kernel for all multiprocessors has
-        status = static_bytes({kernel.action, VARIANT_ALL, kernel.dtype}, &bytes);
-        dynamic_bytes_[number_of(kernel)] = info_.few_threads / TILE_THREADS * uint32_t(bytes);
-    } else if (kernel.variant == VARIANT_DENSE) {
-        status = static_bytes(kernel, &bytes);
-        constexpr uint32_t UNIT = 512; // shared memory is given out in pieces of it
-        const uint32_t half = info_.shared_bytes / 2 / UNIT * UNIT + UNIT;
-        filling_bytes_[number_of(kernel)] = half > uint32_t(bytes) ? half - uint32_t(bytes) : 0;
+    hipError_t result = hipErrorNotFound;
+    for (size_t m = 0; m < modules_.size() && result == hipErrorNotFound; ++m)
+        result = hip_.hipModuleGetFunction(&functions_[number_of(kernel)], modules_[m],
+                                           name_of(kernel).c_str());
+    return check(result, name_of(kernel).c_str());
+}
+
+zip_status_t HipDriver::prepare_kernels()
+{
+    zip_status_t status = ZIP_OK;
+    int static_bytes[KERNELS] = {};
+    for (uint32_t k = 0; k < KERNELS && status == ZIP_OK; ++k) {
+        const Kernel kernel = kernel_of(k);
+        if (!exists(kernel))
+            continue;
+        status = find_kernel(kernel);
+        if (status == ZIP_OK)
+            status = check(hip_.hipFuncGetAttribute(&static_bytes[k],
+                                                    HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+                                                    functions_[k]),
+                           "hipFuncGetAttribute");
+        const auto own = uint32_t(static_bytes[k]);
+        if (kernel.action == Kernel::Action::PROBE) {
+            continue;
+        } else if (kernel.variant == VARIANT_FEW) {
+            // its worker has what a block of the kernel for all multiprocessors has
+            const uint32_t all = number_of({kernel.action, VARIANT_ALL, kernel.dtype});
+            dynamic_bytes_[k] = uint32_t(static_bytes[all]);
+        } else if (kernel.variant == VARIANT_DENSE) {
+            constexpr uint32_t UNIT = 512; // shared memory is given out in pieces of it
+            const uint32_t half = info_.shared_bytes / 2 / UNIT * UNIT + UNIT;
+            filling_bytes_[k] = half > own ? half - own : 0;
+        }
     }
     return status;
 }
