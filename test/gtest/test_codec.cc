@@ -227,7 +227,7 @@ TEST_P(Codings, a_source_that_changes_gives_a_chunk_that_decodes)
                 reinterpret_cast<volatile uint8_t *>(s)[i] = from[i];
         }
     });
-    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(40);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(15);
     for (int i = 0; i < 4 || std::chrono::steady_clock::now() < end; ++i) {
         size_t encoded = 0;
         EXPECT_EQ(ZIP_OK, cpu::encode(i % 8 == 0 ? Coder::SCALAR : Coder::SIMD, coding(), s, n, c,
@@ -439,10 +439,10 @@ TEST(Codec, refuses_bad_arguments)
               zip_codec_encode(BF16, src.data(), 1000, dst.data(), dst.size(), nullptr));
     EXPECT_EQ(ZIP_ERR_INVALID_PARAM, zip_codec_encode(as(ZIP_DTYPE_LAST), src.data(), 1000,
                                                       dst.data(), dst.size(), &size));
-    EXPECT_EQ(ZIP_ERR_INVALID_PARAM, zip_codec_encode(as(zip_dtype_t(-1)), src.data(), 1000,
+    EXPECT_EQ(ZIP_ERR_INVALID_PARAM, zip_codec_encode(as(zip_dtype_t(254)), src.data(), 1000,
                                                       dst.data(), dst.size(), &size));
     for (zip_coding_t wrong :
-         {as(ZIP_DTYPE_BF16, ZIP_SHAPE_LAST), as(ZIP_DTYPE_AUTO, zip_shape_t(-1)),
+         {as(ZIP_DTYPE_BF16, ZIP_SHAPE_LAST), as(ZIP_DTYPE_AUTO, zip_shape_t(7)),
           as(ZIP_DTYPE_BF16, ZIP_SHAPE_DENSE, 1)}) {
         zip_plan_t plan;
         EXPECT_EQ(ZIP_ERR_INVALID_PARAM,
@@ -493,7 +493,7 @@ TEST(Codec, names)
     }
     EXPECT_STREQ("auto", zip_dtype_name(ZIP_DTYPE_AUTO));
     EXPECT_EQ(1u, zip_dtype_size(ZIP_DTYPE_AUTO));
-    for (int none : {-1, int(ZIP_DTYPE_LAST), 100, 256}) {
+    for (int none : {int(ZIP_DTYPE_LAST), 100, 254}) {
         EXPECT_EQ(nullptr, zip_dtype_name(zip_dtype_t(none)));
         EXPECT_EQ(0u, zip_dtype_size(zip_dtype_t(none)));
     }

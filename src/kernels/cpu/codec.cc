@@ -64,19 +64,33 @@ zip_status_t load_header(const void *src, size_t src_size, ChunkHeader *header_p
     return ZIP_OK;
 }
 
-// Whether the fields are values of their types; a C caller may pass any number.
-bool valid(zip_coding_t coding)
+// A field of an enumeration's type: a C caller may have put any number there, which C++ may not
+// read as one.
+template <class T>
+int number_in(const T &field)
 {
-    if (zip_dtype_size(coding.dtype) == 0)
-        return false;
-    return coding.dtype == ZIP_DTYPE_BYTES ||
-           (zip_shape_name(coding.shape) != nullptr &&
-            !(coding.small_tiles != 0 && coding.shape == ZIP_SHAPE_DENSE));
+    static_assert(sizeof(T) == sizeof(int));
+    int number;
+    memcpy(&number, &field, sizeof(number));
+    return number;
+}
+
+// Whether the fields are values of their types, and go together.
+bool valid(const zip_coding_t &coding)
+{
+    const int dtype = number_in(coding.dtype), shape = number_in(coding.shape);
+    if (dtype == ZIP_DTYPE_BYTES)
+        return true;
+    return ((dtype > ZIP_DTYPE_BYTES && dtype < ZIP_DTYPE_LAST) || dtype == ZIP_DTYPE_AUTO) &&
+           shape >= ZIP_SHAPE_DEFAULT && shape < ZIP_SHAPE_LAST &&
+           !(coding.small_tiles != 0 && shape == ZIP_SHAPE_DENSE);
 }
 
 // How the format says what a caller asked for; DTYPE_BYTES: stored.
 Coding resolve(zip_coding_t coding, const void *src, size_t length)
 {
+    if (coding.dtype == ZIP_DTYPE_BYTES)
+        return {DTYPE_BYTES, SHAPE_STORED, false};
     if (coding.dtype == ZIP_DTYPE_AUTO) {
         zip_probe_t probe;
         if (zip_codec_probe(src, length, &probe) != ZIP_OK)
@@ -244,8 +258,10 @@ zip_status_t zip_codec_plan(zip_coding_t coding, uint64_t length, zip_plan_t *pl
         return ZIP_ERR_INVALID_PARAM;
     // What is stored, here or on a GPU, has to fit as well.
     *plan_p = {length + ZIP_CODEC_MAX_GROWTH, 0};
-    if (coding.dtype == ZIP_DTYPE_BYTES)
+    if (coding.dtype == ZIP_DTYPE_BYTES) {
         plan_p->fixed = format::HEADER_LENGTH + length;
+        return ZIP_OK;
+    }
     const auto include = [&](uint8_t dtype, zip_shape_t shape) {
         const format::Coding c = {dtype, uint8_t(shape), coding.small_tiles != 0};
         plan_p->bound = std::max(plan_p->bound, cpu::coded_bound(c, length));

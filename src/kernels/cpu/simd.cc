@@ -17,6 +17,15 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
+// In front of a loop over planes: what it indexes then is in registers (GCC 12 at -O2 leaves such
+// loops be).
+#undef ZIP_UNROLL
+#if HWY_COMPILER_CLANG
+#define ZIP_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define ZIP_UNROLL _Pragma("GCC unroll 4")
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace zip::cpu {
 namespace HWY_NAMESPACE {
@@ -157,6 +166,7 @@ public:
     {
         const uint32_t shift = size_ & 7, end = shift + n, at = size_ >> 3;
         size_ += n;
+        ZIP_UNROLL
         for (uint32_t k = 0; k < K; ++k) {
             uint64_t x = pending_[k] | bits[k] << shift;
             keep_scalar(x);
@@ -164,6 +174,7 @@ public:
             pending_[k] = x >> (end & 56);
         }
         if (HWY_UNLIKELY(end >= 64)) {
+            ZIP_UNROLL
             for (uint32_t k = 0; k < K; ++k) {
                 pending_[k] = bits[k] >> (63 - shift) >> 1;
                 keep_scalar(pending_[k]);
@@ -174,6 +185,7 @@ public:
     HWY_INLINE void finish(Streams &out) const
     {
         uint64_t zero_above[2] = {0, 0}; // up to 15 bytes
+        ZIP_UNROLL
         for (uint32_t k = 0; k < K; ++k) {
             zero_above[0] = pending_[k];
             memcpy(out[k] + (size_ >> 3), zero_above, sizeof(zero_above));
@@ -273,6 +285,7 @@ HWY_INLINE void to_planes(const uint8_t *bytes, NibbleOf nibble_of, Planes &plan
     const uint32_t step = uint32_t(hn::Lanes(d8));
     for (uint32_t lane = 0; lane < BLOCK_WORDS; lane += uint32_t(hn::Lanes(d32))) {
         WordVec w[4];
+        ZIP_UNROLL
         for (uint32_t i = 0; i < STRIPES; ++i) {
             const uint8_t *const from = bytes + i * STRIPE + lane * 8;
             // The nibbles of two neighbours in the lower of their bytes
@@ -283,6 +296,7 @@ HWY_INLINE void to_planes(const uint8_t *bytes, NibbleOf nibble_of, Planes &plan
             w[i] = hn::BitCast(d32, hn::ConcatEven(d8, two_b, two_a));
         }
         transpose_nibbles(w);
+        ZIP_UNROLL
         for (uint32_t q = 0; q < 4; ++q)
             hn::Store(w[q], d32, planes.plane[q] + lane);
     }
@@ -303,6 +317,7 @@ HWY_INLINE void from_planes(const Planes &planes, Put put)
                 hn::Load(d32, planes.plane[0] + lane), hn::Load(d32, planes.plane[1] + lane),
                 hn::Load(d32, planes.plane[2] + lane), hn::Load(d32, planes.plane[3] + lane)};
         transpose_nibbles(w);
+        ZIP_UNROLL
         for (uint32_t i = 0; i < STRIPES; ++i) {
             const ByteVec two = hn::BitCast(d8, w[i]);
             const auto spread = [&](auto half) {
@@ -872,6 +887,7 @@ HWY_INLINE void ranks_of_codes(const uint64_t (&code)[3], uint64_t escape,
             symbol += (1u << shape_traits(kShape).width[l]) - 1;
         return uint32_t(shape_traits(kShape).rank[symbol]);
     }();
+    ZIP_UNROLL
     for (uint32_t q = 0; q < 4; ++q) {
         p[q] = deeper[q];
         if (first_rank >> q & 1)
@@ -885,6 +901,7 @@ template <uint32_t kWidth>
 HWY_INLINE uint64_t escapes_of(const uint64_t (&code)[3])
 {
     uint64_t escape = code[0];
+    ZIP_UNROLL
     for (uint32_t q = 1; q < kWidth; ++q)
         escape &= code[q];
     return escape;
@@ -932,6 +949,7 @@ void write_level(TailWriter &tail, uint32_t n, uint32_t groups)
         uint64_t code[3];
         codes_of<kShape, kLevel>(
                 p, [](uint64_t a, uint64_t b) { return a | b; }, code);
+        ZIP_UNROLL
         for (uint32_t q = 0; q < width; ++q)
             tail.or_bits(first + q * n + i, code[q]);
         const uint64_t escape = escapes_of<width>(code);
@@ -961,10 +979,12 @@ void write_level(TailWriter &tail, uint32_t n, uint32_t groups)
 }
 
 // Codes a tile: LEVEL1 at `level1`, the rest in `tail`, whole. `positions` are its exponents by
-// code position.
+// code position. Returns false if that takes `most` bytes of the tail or more; it may stop before
+// the end then.
 template <uint8_t kShape>
-void encode_shape(const TypeOps &type, const uint8_t *positions, uint32_t values,
-                  uint32_t group_blocks, const RankTable &table, uint8_t *level1, TailWriter &tail)
+bool encode_shape(const TypeOps &type, const uint8_t *positions, uint32_t values,
+                  uint32_t group_blocks, const RankTable &table, uint32_t most, uint8_t *level1,
+                  TailWriter &tail)
 {
     constexpr ShapeTraits S = shape_traits(kShape);
     constexpr uint32_t w1 = S.width[0];
@@ -997,6 +1017,7 @@ void encode_shape(const TypeOps &type, const uint8_t *positions, uint32_t values
             codes_of<kShape, 0>(
                     p, [](WordVec x, WordVec y) { return hn::Or(x, y); }, code);
             WordVec escape = code[0];
+            ZIP_UNROLL
             for (uint32_t q = 0; q < w1; ++q) {
                 escape = hn::And(escape, code[q]);
                 hn::Store(code[q], d32, code_words[q] + lane);
@@ -1033,6 +1054,8 @@ void encode_shape(const TypeOps &type, const uint8_t *positions, uint32_t values
             raw_at.visit([&](uint32_t i, uint32_t position) { raw[i] = exponents[position]; });
             tail.raws += raw_at.size();
         }
+        if (HWY_UNLIKELY(S.width[1] * escaped.size() / 8 + tail.raws >= most))
+            return false; // whatever follows, the tail does not get shorter
         if constexpr (S.counts != 0) {
             if (b % group_blocks == group_blocks - 1 || b == blocks - 1)
                 tail.end[0][b / group_blocks] = S.levels > 1 ? escaped.size() : tail.raws;
@@ -1045,6 +1068,7 @@ void encode_shape(const TypeOps &type, const uint8_t *positions, uint32_t values
     const uint32_t at = uint32_t(div_up(tail.bits, 8));
     memcpy(tail.bytes + at, tail.raw, tail.raws);
     memset(tail.bytes + at + tail.raws, 0, TAIL_WORD - 1);
+    return coded_tail_words(tail.bits, tail.raws) * TAIL_WORD < most;
 }
 
 // A coded tile's part of the tail while it is read. Works on a private copy, since escapes are
@@ -1076,6 +1100,7 @@ bool read_level(TailReader &tail, uint32_t groups)
     uint32_t escapes = 0, group = 0;
     for (uint32_t i = 0; i < n; i += 64) {
         uint64_t code[3];
+        ZIP_UNROLL
         for (uint32_t q = 0; q < width; ++q)
             code[q] = get_bits(tail.bytes, first + q * n + i, 64);
         const uint64_t escape = escapes_of<width>(code);
@@ -1090,11 +1115,13 @@ bool read_level(TailReader &tail, uint32_t groups)
         const uint32_t count = count_bits(escape);
         if constexpr (kLevel + 1 < S.levels) {
             const BitSelector at(escape);
+            ZIP_UNROLL
             for (uint32_t q = 0; q < 4; ++q)
                 deeper[q] = at.expand(get_bits(in[q], escapes, 64));
         }
         escapes += count;
         ranks_of_codes<kShape, kLevel>(code, escape, deeper, p);
+        ZIP_UNROLL
         for (uint32_t q = 0; q < 4; ++q)
             store64(out[q] + i / 8, p[q]);
     }
@@ -1234,6 +1261,7 @@ bool decode_shape(const CodedTile &tile, TailReader &tail, uint8_t *positions)
         uint64_t any_raw = 0;
         for (uint32_t j = 0; j < PAIRS; ++j) {
             uint64_t code[3], p[4];
+            ZIP_UNROLL
             for (uint32_t q = 0; q < w1; ++q)
                 code[q] = load64(code_words[q] + 2 * j);
             const uint64_t escape = escapes_of<w1>(code);
@@ -1241,12 +1269,14 @@ bool decode_shape(const CodedTile &tile, TailReader &tail, uint8_t *positions)
             if constexpr (S.levels > 1) {
                 const BitSelector at(escape);
                 const uint32_t count = count_bits(escape);
+                ZIP_UNROLL
                 for (uint32_t q = 0; q < 4; ++q)
                     deeper[q] = at.expand(get_bits(tail.streams[1][q], n2, count));
                 n2 += count;
                 keep_scalar(n2);
             }
             ranks_of_codes<kShape, 0>(code, escape, deeper, p);
+            ZIP_UNROLL
             for (uint32_t q = 0; q < 4; ++q) {
                 keep_scalar(p[q]);
                 ranks.set_pair(q, j, p[q]);
@@ -1276,8 +1306,8 @@ bool decode_shape(const CodedTile &tile, TailReader &tail, uint8_t *positions)
 }
 
 struct ShapeOps {
-    void (*encode)(const TypeOps &, const uint8_t *, uint32_t, uint32_t, const RankTable &,
-                   uint8_t *, TailWriter &);
+    bool (*encode)(const TypeOps &, const uint8_t *, uint32_t, uint32_t, const RankTable &,
+                   uint32_t, uint8_t *, TailWriter &);
     bool (*decode)(const CodedTile &, TailReader &, uint8_t *);
 };
 
@@ -1385,62 +1415,148 @@ private:
                              TAIL_WORD];
 };
 
-// Calls visit(index) for each value of a whole block's sample; the index counts 8 bits of word 0 of
-// stripe 0, then of word 1, ..., which is the code position of types whose blocks are in place.
-template <bool kOdd, class Visit>
-HWY_INLINE void visit_block_sample(Visit visit)
-{
-    for (uint32_t w = 0; w < BLOCK_WORDS; w += 8) { // the places repeat every eight words
-        for (uint32_t i = 0; i < 8; ++i) {
-            for (uint32_t s = 0; s < STRIPES; ++s)
-                visit(s, s * STRIPE + 8 * (w + i) + (format::sample_bit(kOdd, i, s) >> 2));
+// 255 where a block's sample is, in each stripe of an even or odd block: the places repeat every 64
+// bytes.
+struct Places {
+    uint8_t mask[2][STRIPES][64] = {};
+    constexpr Places()
+    {
+        for (uint32_t odd = 0; odd < 2; ++odd) {
+            for (uint32_t s = 0; s < STRIPES; ++s) {
+                for (uint32_t w = 0; w < 8; ++w)
+                    mask[odd][s][8 * w + (format::sample_bit(odd, w, s) >> 2)] = 255;
+            }
         }
     }
-}
+};
+constexpr Places PLACES;
 
-// Counts of a sample's symbols.
-struct SampleCounts {
-    // One for each stripe: successive increments of one counter would wait for each other.
-    alignas(64) uint16_t count[STRIPES][256];
-    uint32_t samples = 0;
+// A tile's sampled symbols, and how many there are of each.
+class Sample {
+public:
+    HWY_INLINE void add(uint8_t symbol) { symbol_[size_++] = symbol; }
 
-    SampleCounts() { memset(count, 0, sizeof(count)); }
+    // The values of a whole block, an odd one of its tile or an even one.
+    void add_block(const uint8_t *positions, bool odd)
+    {
+        const Bytes d8;
+        const Doubles d64;
+        const uint32_t step = uint32_t(hn::Lanes(d8));
+        for (uint32_t at = 0; at < BLOCK_VALUES;) {
+            // One byte of each eight is sampled; those of eight vectors fill one.
+            auto all = hn::Zero(d64);
+            for (uint32_t i = 0; i < 8; ++i, at += step) {
+                const ByteVec place = hn::LoadU(d8, PLACES.mask[odd][at / STRIPE] + at % 64);
+                const auto sampled = hn::SumsOf8(hn::And(hn::LoadU(d8, positions + at), place));
+                all = hn::Or(hn::ShiftLeft<8>(all), sampled);
+            }
+            hn::StoreU(hn::BitCast(d8, all), d8, symbol_ + size_);
+            size_ += step;
+        }
+    }
 
-    HWY_INLINE void add(uint32_t s, uint8_t symbol) { ++count[s][symbol]; }
-
-    // Adds the stripes up, and ranks.
     RankedSymbols rank(uint8_t shape)
     {
-        const Halves d16;
+        alignas(64) uint16_t counts[256];
         uint64_t present[4] = {};
-        for (uint32_t i = 0; i < 256; i += uint32_t(hn::Lanes(d16))) {
-            const HalfVec sum =
-                    hn::Add(hn::Add(hn::Load(d16, count[0] + i), hn::Load(d16, count[1] + i)),
-                            hn::Add(hn::Load(d16, count[2] + i), hn::Load(d16, count[3] + i)));
-            hn::Store(sum, d16, count[0] + i);
-            uint8_t bits[8] = {};
-            hn::StoreMaskBits(d16, hn::Ne(sum, hn::Zero(d16)), bits);
-            present[i / 64] |= load64(bits) << i % 64;
-        }
-        return rank_symbols(count[0], present, samples, shape);
+        memset(counts, 0, sizeof(counts));
+        if (!count_range(counts, present))
+            count_all(counts, present);
+        return rank_symbols(counts, present, size_, shape);
     }
+
+private:
+    // Most symbols in a row that are counted one by one.
+    static constexpr uint32_t MAX_RANGE = 32;
+
+    // Counts symbol by symbol, if all but 0 are in a short range, as bell-shaped data's are.
+    bool count_range(uint16_t (&counts)[256], uint64_t (&present)[4])
+    {
+        const Bytes d8;
+        const uint32_t step = uint32_t(hn::Lanes(d8));
+        const uint32_t end = size_ / step * step;
+        const ByteVec one = hn::Set(d8, 1);
+        ByteVec least = hn::Set(d8, 255), most = hn::Zero(d8); // of symbol - 1; 0 is the largest
+        for (uint32_t i = 0; i < end; i += step) {
+            const ByteVec x = hn::Sub(hn::Load(d8, symbol_ + i), one);
+            least = hn::Min(least, x);
+            most = hn::Max(most, hn::AndNot(hn::VecFromMask(d8, hn::Eq(x, hn::Set(d8, 255))), x));
+        }
+        uint8_t lanes[2][64];
+        hn::StoreU(least, d8, lanes[0]);
+        hn::StoreU(most, d8, lanes[1]);
+        const uint32_t from = *std::min_element(lanes[0], lanes[0] + step);
+        const uint32_t to = *std::max_element(lanes[1], lanes[1] + step);
+        if (from != 255 && to - from > MAX_RANGE)
+            return false;
+        const auto count = [&](uint32_t s) {
+            const ByteVec symbol = hn::Set(d8, uint8_t(s));
+            uint32_t n = 0;
+#if HWY_TARGET <= HWY_AVX3
+            for (uint32_t i = 0; i < end; i += step) // masks are in registers of their own
+                n += uint32_t(hn::CountTrue(d8, hn::Eq(hn::Load(d8, symbol_ + i), symbol)));
+#else
+            for (uint32_t i = 0; i < end;) {
+                ByteVec equal = hn::Zero(d8); // minus the lane's count
+                const uint32_t part = std::min(end, i + 255 * step);
+                for (; i < part; i += step)
+                    equal = hn::Add(equal,
+                                    hn::VecFromMask(d8, hn::Eq(hn::Load(d8, symbol_ + i), symbol)));
+                const hn::Repartition<uint64_t, Bytes> d64;
+                n += uint32_t(hn::GetLane(
+                        hn::SumOfLanes(d64, hn::SumsOf8(hn::Sub(hn::Zero(d8), equal)))));
+            }
+#endif
+            set(counts, present, s, n);
+        };
+        count(0);
+        for (uint32_t s = from; from != 255 && s <= to; ++s)
+            count(s + 1);
+        for (uint32_t i = end; i < size_; ++i)
+            set(counts, present, symbol_[i], counts[symbol_[i]] + 1u);
+        return true;
+    }
+
+    void count_all(uint16_t (&counts)[256], uint64_t (&present)[4])
+    {
+        // Four, since successive increments of one counter would wait for each other.
+        uint16_t more[3][256] = {};
+        uint32_t i = 0;
+        for (; i + 4 <= size_; i += 4) {
+            ++counts[symbol_[i]];
+            ++more[0][symbol_[i + 1]];
+            ++more[1][symbol_[i + 2]];
+            ++more[2][symbol_[i + 3]];
+        }
+        for (; i < size_; ++i)
+            ++counts[symbol_[i]];
+        for (uint32_t s = 0; s < 256; ++s)
+            set(counts, present, s, uint32_t(counts[s]) + more[0][s] + more[1][s] + more[2][s]);
+    }
+
+    static HWY_INLINE void set(uint16_t (&counts)[256], uint64_t (&present)[4], uint32_t s,
+                               uint32_t n)
+    {
+        counts[s] = uint16_t(n);
+        present[s / 64] |= uint64_t(n != 0) << s % 64;
+    }
+
+    alignas(64) uint8_t symbol_[MAX_TILE_VALUES / 4 + 64];
+    uint32_t size_ = 0;
 };
 
 // The sample of a tile whose symbols by code position these are.
 void sample_tile(const TypeOps &type, const uint8_t *positions, uint32_t values, uint8_t shape,
-                 SampleCounts &counts)
+                 Sample &sample)
 {
     const bool both = shape == SHAPE_DENSE;
     for (uint32_t b = 0; b * BLOCK_VALUES < values; ++b) {
         const uint32_t n = std::min(values - b * BLOCK_VALUES, BLOCK_VALUES);
         const uint8_t *const block = positions + b * BLOCK_VALUES;
         if (n == BLOCK_VALUES) {
-            const auto visit = [&](uint32_t s, uint32_t i) { counts.add(s, block[i]); };
-            if (both || b % 2 == 0)
-                visit_block_sample<false>(visit);
-            if (both || b % 2 != 0)
-                visit_block_sample<true>(visit);
-            counts.samples += STRIPES * BLOCK_WORDS * (both ? 2 : 1);
+            sample.add_block(block, b % 2 != 0);
+            if (both)
+                sample.add_block(block, b % 2 == 0);
             continue;
         }
         uint32_t exist[BLOCK_WORDS];
@@ -1449,10 +1565,8 @@ void sample_tile(const TypeOps &type, const uint8_t *positions, uint32_t values,
             for (uint32_t s = 0; s < STRIPES; ++s) {
                 for (uint32_t flip = 0; flip <= (both ? 16u : 0u); flip += 16) {
                     const uint32_t bit = format::sample_bit(b, w, s) ^ flip;
-                    if ((exist[w] >> bit & 1) != 0) {
-                        counts.add(s, block[s * STRIPE + 8 * w + (bit >> 2)]);
-                        ++counts.samples;
-                    }
+                    if ((exist[w] >> bit & 1) != 0)
+                        sample.add(block[s * STRIPE + 8 * w + (bit >> 2)]);
                 }
             }
         }
@@ -1573,15 +1687,14 @@ size_t EncodeTiles(Coding coding, const uint8_t *src, size_t length, uint8_t *ds
             base = choose_base(tile.exponent64, values, coding.shape);
             all_have_symbols = symbols_of_fp64(tile.exponent64, values, base, tile.exponent);
         }
-        SampleCounts counts;
+        Sample sample;
         if (values < format::SAMPLE_ALL_BELOW) {
             for (uint32_t v = 0; v < values; ++v)
-                counts.add(0, tile.exponent[v]);
-            counts.samples = values;
+                sample.add(tile.exponent[v]);
         }
         const uint8_t *const positions = to_positions(type, tile.exponent, values, buffer);
         if (values >= format::SAMPLE_ALL_BELOW)
-            sample_tile(type, positions, values, coding.shape, counts);
+            sample_tile(type, positions, values, coding.shape, sample);
 
         uint8_t *const level1 = dst + l.level1 + plane_bytes(shape.width[0], first);
         uint8_t *const tile_counts =
@@ -1593,11 +1706,10 @@ size_t EncodeTiles(Coding coding, const uint8_t *src, size_t length, uint8_t *ds
         uint32_t words = raw_tail_words(coding, values);
         const uint32_t group_blocks = group_values(coding) / BLOCK_VALUES;
         if (coded) {
-            ranked = counts.rank(coding.shape);
-            ops.encode(type, positions, values, group_blocks, RankTable(ranked), level1, tail);
-            const uint32_t coded_words = coded_tail_words(tail.bits, tail.raws);
-            coded = coded_words < words;
-            words = coded ? coded_words : words;
+            ranked = sample.rank(coding.shape);
+            coded = ops.encode(type, positions, values, group_blocks, RankTable(ranked),
+                               words * TAIL_WORD, level1, tail);
+            words = coded ? coded_tail_words(tail.bits, tail.raws) : words;
         }
         if (l.tail + header.tail_length + words * TAIL_WORD >= limit)
             return 0;
