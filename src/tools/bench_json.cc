@@ -61,6 +61,22 @@ nlohmann::ordered_json to_json(const BenchRow &r)
     put(row, "messages", r.messages);
     put(row, "repeats", r.repeats);
     put(row, "verified", r.verified);
+    put(row, "op", r.op);
+    put(row, "codec", r.codec);
+    put(row, "shape", r.shape);
+    put(row, "picked", r.picked);
+    put(row, "where", r.where);
+    put(row, "cache", r.cache);
+    put(row, "simd", r.simd);
+    put(row, "tiles", r.tiles);
+    put(row, "chunks_in", r.chunks_in);
+    put(row, "chunk", r.chunk);
+    put(row, "threads", r.threads);
+    put(row, "max_sms", r.max_sms);
+    put(row, "misalign", r.misalign);
+    put(row, "batch", r.batch);
+    put(row, "progress", r.progress);
+    put(row, "memory_gbps", r.memory_gbps);
     return row;
 }
 
@@ -113,13 +129,13 @@ void check_json_writable(const std::string &path)
 }
 
 void write_bench_json(const std::string &path, const std::string &tool,
-                      const std::vector<BenchRow> &rows)
+                      const std::vector<BenchRow> &rows, const std::string &device)
 {
     nlohmann::ordered_json doc;
     doc["tool"] = tool;
     doc["version"] = PACKAGE_VERSION;
     doc["host"] = host_name();
-    doc["device"] = cpu_name();
+    doc["device"] = device.empty() ? cpu_name() : device;
     doc["date"] = utc_now();
     doc["rows"] = nlohmann::ordered_json::array();
     for (const BenchRow &row : rows) {

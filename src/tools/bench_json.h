@@ -28,14 +28,31 @@ struct BenchRow {
     std::optional<double> bound_gbps;               // plain bandwidth / ratio
     std::optional<uint64_t> messages, repeats;
     std::optional<bool> verified; // true only after the hashes of all messages were compared
+
+    // zipperf codec
+    std::string op;        // "encode", "decode", "add" (decode and add), "copy"
+    std::string codec;     // "zip", "zstd-1", "nvcomp-ans", ...
+    std::string shape;     // zip: as asked for
+    std::string picked;    // zip, shape "auto": what the encoder took, "bf16/11238"
+    std::string where;     // "host", "gpu"
+    std::string cache;     // "cold": nothing of the buffers is in a cache before each run; "warm"
+    std::string simd;      // host, zip: instruction set
+    std::string tiles;     // zip: "default", "small"
+    std::string chunks_in; // gpu: memory of the encoded bytes, "device" or "host"
+    std::optional<uint64_t> chunk; // original bytes of a chunk; 0: the whole buffer is one
+    std::optional<uint64_t> threads, max_sms, misalign;
+    std::optional<uint64_t> batch;     // buffers of `size` bytes in one launch
+    std::optional<bool> progress;      // gpu, zip: a word a chunk was written to pinned host memory
+    std::optional<double> memory_gbps; // gpu: 10^9 bytes read and written a second
 };
 
 // Fails early when FILE cannot be written, before minutes are spent on measuring. Throws Error.
 void check_json_writable(const std::string &path);
 
-// Replaces FILE in one step, so that a reader never sees half of it. Throws Error.
+// Replaces FILE in one step, so that a reader never sees half of it. `device` is the CPU's name if
+// it is empty. Throws Error.
 void write_bench_json(const std::string &path, const std::string &tool,
-                      const std::vector<BenchRow> &rows);
+                      const std::vector<BenchRow> &rows, const std::string &device = {});
 
 // "HOST" and the CPU's name, as the file states them.
 std::string host_name();

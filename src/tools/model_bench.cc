@@ -10,6 +10,7 @@
 #include "tools/clock.h"
 #include "tools/data_set.h"
 #include "tools/error.h"
+#include "tools/host_memory.h"
 #include "tools/interrupt.h"
 #include "tools/link_counter.h"
 #include "tools/oob_channel.h"
@@ -26,11 +27,9 @@
 #include <array>
 #include <cinttypes>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <sched.h>
-#include <sys/mman.h>
 
 namespace tools {
 
@@ -101,20 +100,6 @@ std::string get_string(const json &doc, const char *key)
                     "'; are both sides the same version?");
     }
     return i->get<std::string>();
-}
-
-uint64_t available_memory()
-{
-    std::ifstream in("/proc/meminfo");
-    std::string key;
-    uint64_t kib = 0;
-    std::string rest;
-    while (in >> key >> kib && std::getline(in, rest)) {
-        if (key == "MemAvailable:") {
-            return kib * 1024;
-        }
-    }
-    return UINT64_MAX;
 }
 
 // The two workers of a process and the control channel to its peer.
@@ -309,45 +294,6 @@ private:
 
     UcpPeer &peer_;
     std::unique_ptr<State> state_;
-};
-
-// The receiver's memory for one data set.
-class Arena {
-public:
-    Arena() = default;
-    ~Arena() { release(); }
-    Arena(const Arena &) = delete;
-    Arena &operator=(const Arena &) = delete;
-
-    void resize(uint64_t size)
-    {
-        release();
-        if (size == 0) {
-            return;
-        }
-        void *map = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (map == MAP_FAILED) {
-            throw Error("no memory for " + format_size(size) + " of messages");
-        }
-        data_ = static_cast<std::byte *>(map);
-        size_ = size;
-    }
-
-    std::byte *data() { return data_; }
-    uint64_t size() const { return size_; }
-
-private:
-    void release()
-    {
-        if (data_ != nullptr) {
-            munmap(data_, size_);
-            data_ = nullptr;
-            size_ = 0;
-        }
-    }
-
-    std::byte *data_ = nullptr;
-    uint64_t size_ = 0;
 };
 
 void announce_error(OobChannel &oob, const Error &error)

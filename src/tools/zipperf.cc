@@ -1,16 +1,25 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // zipperf: benchmarks of UCX-Zip. Each subcommand prints a table and writes the common JSON.
+#include "tools/codec_bench.h"
 #include "tools/error.h"
 #include "tools/interrupt.h"
-#include "tools/model_bench.h"
 
 #include <CLI/CLI.hpp>
 
+#ifdef HAVE_CONFIG_H
+#include "config.h"
+#endif
+#ifdef HAVE_UCX
+#include "tools/model_bench.h"
+#endif
+
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 
 namespace {
 
+#ifdef HAVE_UCX
 void add_model(CLI::App &app, tools::ModelOptions &options)
 {
     CLI::App *model = app.add_subcommand(
@@ -62,6 +71,141 @@ void add_model(CLI::App &app, tools::ModelOptions &options)
         }
     });
 }
+#endif
+
+void add_codec(CLI::App &app, tools::CodecOptions &options)
+{
+    CLI::App *codec = app.add_subcommand(
+            "codec",
+            "Encode and decode on the host and on a GPU, beside zstd and nvCOMP, every result "
+            "compared "
+            "with the original bit for bit. Options that take a list measure every combination.");
+    codec->add_option("--on", options.where,
+                      "host, gpu (default: the host, and the GPU if there is one)")
+            ->delimiter(',')
+            ->check(CLI::IsMember({"host", "gpu"}));
+    codec->add_option("--size", options.sizes, "Bytes of original data in a buffer, e.g. 1M,16MiB")
+            ->capture_default_str();
+    codec->add_option("--dtype", options.dtypes, "Types: bf16, fp32, fp16, fp64, e4m3, e5m2")
+            ->delimiter(',')
+            ->check(CLI::IsMember({"bf16", "fp32", "fp16", "fp64", "e4m3", "e5m2"}))
+            ->capture_default_str();
+    codec->add_option("--shape", options.shapes,
+                      "Shapes: default, 22228, 11238, 38, dense, or auto: the encoder looks for "
+                      "type and "
+                      "shape itself")
+            ->delimiter(',')
+            ->check(CLI::IsMember({"default", "22228", "11238", "38", "dense", "auto"}))
+            ->capture_default_str();
+    codec->add_option("--tiles", options.tiles, "Tiles: default, small (for short buffers)")
+            ->delimiter(',')
+            ->check(CLI::IsMember({"default", "small"}))
+            ->capture_default_str();
+    codec->add_option(
+                 "--data", options.data,
+                 "Data sets: normal (0, 0.02), uniform ([-1, 1]), weights (of --model), kv (128 "
+                 "channels, each normal with a scale of its own, scales lognormal), random (bits). "
+                 "64 MiB of values are made; a longer buffer repeats them, each time from another "
+                 "place, farther apart than any codec here looks back. fp8 values are scaled to "
+                 "the type's range, as quantized tensors are")
+            ->delimiter(',')
+            ->check(CLI::IsMember({"normal", "uniform", "weights", "kv", "random"}))
+            ->capture_default_str();
+    codec->add_option("--model", options.models,
+                      "Safetensors files for --data weights, rounded to the type asked for")
+            ->delimiter(',');
+    codec->add_option("--op", options.ops,
+                      "Operations: encode, decode, and on a GPU add (decode and add) and copy "
+                      "(device to "
+                      "device)")
+            ->delimiter(',')
+            ->check(CLI::IsMember({"encode", "decode", "add", "copy"}))
+            ->capture_default_str();
+    codec->add_option("--chunk", options.chunks,
+                      "Original bytes of a chunk, a multiple of 16; 0: the buffer is one chunk")
+            ->delimiter(',')
+            ->capture_default_str();
+    codec->add_option(
+                 "--cache", options.caches,
+                 "cold: 256 MiB of other memory are read before each run; warm (default: both on "
+                 "the host, cold on a GPU)")
+            ->delimiter(',')
+            ->check(CLI::IsMember({"cold", "warm"}));
+    codec->add_option("--repeat", options.repeats,
+                      "Timed runs of a point (default 20 on a GPU; 7 on the host, fewer where they "
+                      "take longer than 3 s)")
+            ->check(CLI::Range(1U, 100000U));
+    codec->add_option("--json", options.json, "Write the results to this file");
+    codec->add_option(
+            "--dump", options.dump,
+            "Write the data set to this file and measure nothing (see contrib/bench_zipnn)");
+
+    const char *host = "On the host";
+    std::vector<std::string> simd = tools::simd_names();
+    codec->add_option("--simd", options.simd, "Instruction sets of the host codec")
+            ->delimiter(',')
+            ->check(CLI::IsMember(simd))
+            ->capture_default_str()
+            ->group(host);
+    codec->add_option("--threads", options.threads, "Threads that share the chunks")
+            ->check(CLI::Range(1U, 1024U))
+            ->capture_default_str()
+            ->group(host);
+    codec->add_option("--zstd", options.zstd_levels, "Levels of zstd")
+            ->delimiter(',')
+            ->check(CLI::Range(1, 22))
+            ->capture_default_str()
+            ->group(host);
+    codec->add_flag("!--no-zstd", options.zstd, "Without zstd")->group(host);
+
+    const char *gpu = "On a GPU";
+    codec->add_option("--gpu-codec", options.gpu_codec, "cuda, or the path of libzip_cuda.so")
+            ->envname("ZIP_GPU_LIB")
+            ->capture_default_str()
+            ->group(gpu);
+    codec->add_option("--gpu", options.device, "Number of the GPU")
+            ->check(CLI::Range(0, 1023))
+            ->capture_default_str()
+            ->group(gpu);
+    codec->add_option("--max-sms", options.max_sms, "Multiprocessors that a launch may use; 0: all")
+            ->delimiter(',')
+            ->capture_default_str()
+            ->group(gpu);
+    codec->add_option("--misalign", options.misalign,
+                      "Bytes behind an aligned address at which the original starts")
+            ->check(CLI::Range(0U, 255U))
+            ->capture_default_str()
+            ->group(gpu);
+    codec->add_flag("!--no-progress", options.progress,
+                    "Without the word a chunk that says to the host that it is done")
+            ->group(gpu);
+    codec->add_option("--batch", options.batch, "Buffers of --size bytes in one launch")
+            ->check(CLI::Range(1U, 65536U))
+            ->capture_default_str()
+            ->group(gpu);
+    codec->add_option("--chunks-in", options.chunks_in,
+                      "Memory of the encoded bytes: device, or host (pinned)")
+            ->check(CLI::IsMember({"device", "host"}))
+            ->capture_default_str()
+            ->group(gpu);
+    codec->add_option("--nvcomp", options.nvcomp,
+                      "Path of nvCOMP 6's libnvcomp.so.6, to compare with")
+            ->envname("ZIP_NVCOMP_LIB")
+            ->group(gpu);
+    codec->add_option("--nvcomp-chunk", options.nvcomp_chunks, "Chunk sizes of nvCOMP")
+            ->capture_default_str()
+            ->group(gpu);
+    codec->callback([&options] {
+        const auto has = [&options](const char *data) {
+            return std::find(options.data.begin(), options.data.end(), data) != options.data.end();
+        };
+        if (has("weights") == options.models.empty()) {
+            throw CLI::ValidationError("codec",
+                                       "--data weights and --model FILE.safetensors belong "
+                                       "together");
+        }
+    });
+}
 
 } // namespace
 
@@ -70,8 +214,12 @@ int main(int argc, char **argv)
     tools::install_signal_handlers();
     CLI::App app("Benchmarks of UCX-Zip.", "zipperf");
     app.require_subcommand(1);
+#ifdef HAVE_UCX
     tools::ModelOptions model;
     add_model(app, model);
+#endif
+    tools::CodecOptions codec;
+    add_codec(app, codec);
     try {
         app.parse(argc, argv);
     } catch (const CLI::Success &help) {
@@ -82,11 +230,17 @@ int main(int argc, char **argv)
     }
 
     try {
+        if (app.got_subcommand("codec")) {
+            tools::run_codec_bench(codec);
+            return tools::kExitOk;
+        }
+#ifdef HAVE_UCX
         if (model.listen.empty()) {
             tools::run_model_sender(model);
         } else {
             tools::run_model_receiver(model);
         }
+#endif
         return tools::kExitOk;
     } catch (const tools::Error &error) {
         std::fprintf(stderr, "zipperf: error: %s\n", error.what());

@@ -128,6 +128,69 @@ fails "unknown host" "cannot resolve" model --connect host.invalid:5 --model "$m
 fails "listen on another machine's address" "cannot listen" model --listen 192.0.2.1:0
 fails "nobody connects" "no sender connected" model --listen 127.0.0.1:0 --wait 0.5
 
+# ---- the codec alone
+codec=(codec --on host --no-zstd)
+fails "codec: unknown type" "fp17" "${codec[@]}" --dtype fp17
+fails "codec: unknown shape" "not in {default" "${codec[@]}" --shape 2,2
+fails "codec: unknown data set" "zeros" "${codec[@]}" --data zeros
+fails "codec: unknown place" "tpu" codec --on tpu
+fails "codec: weights without a model" "belong together" "${codec[@]}" --data weights
+fails "codec: a model without weights" "belong together" "${codec[@]}" --model "$model"
+fails "codec: no such model" "No such file" "${codec[@]}" --data weights --model "$dir/nothing"
+fails "codec: no float in the model" "nothing to measure" "${codec[@]}" --data weights --model "$dir/integers.safetensors" --size 4K
+fails "codec: bad size" "unknown unit" "${codec[@]}" --size 64X
+fails "codec: size of 0" "size of 0" "${codec[@]}" --size 0
+fails "codec: size beyond the memory" "does not fit" "${codec[@]}" --size 999999G
+fails "codec: odd chunk" "multiple of 16" "${codec[@]}" --chunk 100
+fails "codec: no threads" "threads" "${codec[@]}" --threads 0
+fails "codec: misaligned too far" "misalign" "${codec[@]}" --misalign 256
+fails "codec: unwritable JSON" "cannot write" "${codec[@]}" --json "$dir/no/such/folder.json"
+fails "codec: two data sets in one file" "one --size" "${codec[@]}" --size 4K,8K --dump "$dir/dump"
+fails "codec: unwritable dump" "cannot write" "${codec[@]}" --size 4K --dump "$dir/no/such/dump"
+if ldconfig -p | grep -q 'libcuda\.so\.1'; then
+    echo "ok - codec: no GPU # SKIP there is a driver"
+else
+    fails "codec: no GPU" "no CUDA driver (libcuda.so.1)" codec --on gpu
+fi
+
+status=0
+timeout 60 "$zipperf" codec --on host --size 64K,100001 --dtype bf16,fp32 --data weights,random --model "$model" --repeat 2 --zstd 1 --shape default,dense \
+    --cache warm --threads 2 --chunk 32K --json "$dir/codec.json" >"$dir/out" 2>"$dir/err" || status=$?
+if [ "$status" = 0 ] && python3 - "$dir/codec.json" <<'PYTHON'; then ok "codec: host run, verified rows"; else not_ok "codec: host run" "status $status"; fi
+import json, sys
+rows = json.load(open(sys.argv[1]))["rows"]
+zip_rows = [row for row in rows if row["codec"] == "zip"]
+assert len(zip_rows) == 2 * 2 * 2 * 2 * 2, len(zip_rows)  # sizes, types, data sets, shapes, operations
+assert {row["op"] for row in rows} == {"encode", "decode"}
+assert all(row["verified"] is True and row["gbps_median"] > 0 and row["threads"] == 2 and row["chunk"] == 32768 for row in rows)
+assert all(0.6 < row["ratio"] < 0.9 for row in zip_rows if row["data"].startswith("weights"))
+assert all(1 <= row["ratio"] < 1.01 for row in zip_rows if row["data"] == "random")
+peers = {row["codec"] for row in rows} - {"zip"}
+assert peers <= {"zstd-1"}, peers
+PYTHON
+table=$(dirname "$0")/../../contrib/performance_table
+if "$table" "$dir/codec.json" >"$dir/table" 2>"$dir/err" && [ "$(grep -c '^| fp32 | weights' "$dir/table")" -ge 4 ]; then
+    ok "codec: a table of the run"
+else
+    not_ok "codec: a table of the run" "$(wc -l <"$dir/table") lines"
+fi
+sed 's/"verified": true/"verified": false/' "$dir/codec.json" >"$dir/unverified.json"
+if "$table" "$dir/unverified.json" >"$dir/table" 2>"$dir/err"; then
+    not_ok "codec: no table of what was not verified" "exit status 0"
+else
+    ok "codec: no table of what was not verified"
+fi
+
+status=0
+timeout 60 "$zipperf" codec --size 64K --dtype fp16 --data uniform --dump "$dir/dump" >"$dir/out" 2>"$dir/err" || status=$?
+if [ "$status" = 0 ] && python3 - "$dir/dump" <<'PYTHON'; then ok "codec: the data set in a file"; else not_ok "codec: the data set in a file" "status $status"; fi
+import struct, sys
+data = open(sys.argv[1], "rb").read()
+assert len(data) == 65536, len(data)
+values = struct.unpack("<32768e", data)
+assert all(-1 <= value <= 1 for value in values) and len(set(values)) > 4000
+PYTHON
+
 # ---- strangers on the control port
 python3 - "$dir/port" <<'PYTHON' &
 import socket, sys
