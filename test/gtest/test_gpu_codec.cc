@@ -497,6 +497,26 @@ TEST_P(GpuCodec, FewMultiprocessorsDoTheSame)
     }
 }
 
+TEST_P(GpuCodec, WholeTilesAlone)
+{
+    // these have kernels of their own: a launch for each type and shape
+    for (zip_dtype_t dtype : {ZIP_DTYPE_BF16, ZIP_DTYPE_FP32, ZIP_DTYPE_FP16, ZIP_DTYPE_FP64,
+                              ZIP_DTYPE_E4M3, ZIP_DTYPE_E5M2}) {
+        for (zip_shape_t shape : SHAPES) {
+            const zip_coding_t coding{dtype, shape, 0};
+            const size_t tile = format::tile_values(format_coding(coding)) * zip_dtype_size(dtype);
+            for (uint32_t sms : {0u, 2u}) {
+                round_trip({original(coding, Data::NORMAL, 3 * tile),
+                            original(coding, Data::MIXED, 6 * tile, 0, 2 * tile),
+                            original(coding, Data::RANDOM_BITS, 2 * tile)},
+                           sms);
+                if (HasFatalFailure())
+                    return;
+            }
+        }
+    }
+}
+
 TEST_P(GpuCodec, LaunchesFollowEachOther)
 {
     // what one launch leaves behind must not disturb the next

@@ -24,6 +24,17 @@ namespace format = zip::format;
 alignas(16) uint8_t data[16], chunks[16]; // addresses only: nothing is read or written
 uint64_t progress[4];
 
+// Word of the job that a tile's worker has.
+uint64_t word(const Item &item, zip::gpu::JobWord w, uint64_t chunk = 0, uint64_t tile = 0)
+{
+    return item.value[chunk + 1 == item.chunk_count ? 1 : 0][w] + chunk * item.chunk_step[w] +
+           tile * item.tile_step[w];
+}
+uint64_t address(const void *p)
+{
+    return reinterpret_cast<uintptr_t>(p);
+}
+
 class Launcher : public testing::Test {
 protected:
     void SetUp() override
@@ -218,7 +229,9 @@ TEST_F(Launcher, AnUnknownTypeIsProbedAndOfferedToAllKernels)
     const Item &probed = probe.launch.inline_items[0];
     ASSERT_NE(nullptr, probed.probe);
     EXPECT_EQ(1u, probed.chunk_count);
-    EXPECT_EQ(100000u, probed.last_length);
+    EXPECT_EQ(100000u, word(probed, zip::gpu::JOB_LENGTH));
+    EXPECT_EQ(address(data), word(probed, zip::gpu::JOB_DATA));
+    const uint64_t state = word(driver_->launches[1].launch.inline_items[0], zip::gpu::JOB_STATE);
     std::set<std::string> names;
     for (size_t k = 1; k < driver_->launches.size(); ++k) {
         const auto &l = driver_->launches[k];
@@ -230,7 +243,8 @@ TEST_F(Launcher, AnUnknownTypeIsProbedAndOfferedToAllKernels)
         EXPECT_EQ(probed.probe, offered.probe);
         EXPECT_EQ(l.kernel.dtype, offered.dtype);
         EXPECT_EQ(l.kernel.shape, offered.shape);
-        EXPECT_EQ(1u, offered.first_chunk); // in all launches: one of them uses it
+        // the same in all launches: one of them uses it
+        EXPECT_EQ(state, word(offered, zip::gpu::JOB_STATE));
         EXPECT_EQ(4u, offered.chunk_count);
         EXPECT_EQ(0, offered.any_shape);
     }
@@ -264,8 +278,9 @@ TEST_F(Launcher, ManyUnknownTypesGoThroughTheTable)
     EXPECT_EQ(ZIP_DTYPE_E5M2, launches[13].launch.table[63].dtype);
 }
 
-TEST_F(Launcher, TellsKernelsWhereEverythingIs)
+TEST_F(Launcher, TellsKernelsWhatTheItemIs)
 {
+    using namespace zip::gpu;
     zip_gpu_item_t i = item(ZIP_DTYPE_FP32, 1000003);
     i.chunk_length = 400000;
     i.chunk_stride = 401600;
@@ -275,35 +290,61 @@ TEST_F(Launcher, TellsKernelsWhereEverythingIs)
     ASSERT_EQ(1u, driver_->launches.size());
     const auto &l = driver_->launches[0];
     EXPECT_EQ("zip_encode_fp32_22228", name_of(l.kernel));
-    EXPECT_EQ(zip::gpu::TILE_THREADS, l.threads);
+    EXPECT_EQ(TILE_THREADS, l.threads);
     EXPECT_EQ(2u, l.launch.items);
     EXPECT_EQ(7u, l.launch.seq);
     EXPECT_EQ(nullptr, l.launch.table);
     const Item &a = l.launch.inline_items[0], &b = l.launch.inline_items[1];
-    EXPECT_EQ(data, a.data);
-    EXPECT_EQ(chunks, a.chunks);
-    EXPECT_EQ(progress, a.progress);
     EXPECT_EQ(3u, a.chunk_count);
-    EXPECT_EQ(400000u, a.chunk_length);
-    EXPECT_EQ(200003u, a.last_length);
-    EXPECT_EQ(401600u, a.chunk_stride);
-    EXPECT_EQ(300000u, a.last_room);
     EXPECT_EQ(13u, a.chunk_tiles); // of 8192 values of 4 bytes
-    EXPECT_EQ(7u, a.last_tiles);
-    EXPECT_EQ(255u, a.chunk_log2);
-    EXPECT_EQ(2u, a.value_log2);
-    EXPECT_EQ(13u, a.tile_log2);
+    EXPECT_EQ(32u, a.chunk_log2);
     EXPECT_EQ(0u, a.first_tile);
-    EXPECT_EQ(0u, a.first_chunk);
-    EXPECT_EQ(33u, b.first_tile);
-    EXPECT_EQ(3u, b.first_chunk);
+    EXPECT_EQ(13u + 13 + 7, b.first_tile);
     EXPECT_EQ(2u, b.chunk_tiles);
     EXPECT_EQ(1u, b.chunk_log2);
     EXPECT_EQ(35u, l.blocks);
     EXPECT_EQ(35u, l.launch.tiles);
+    const uint64_t states = word(a, JOB_STATE);
+    for (uint64_t c = 0; c < 3; ++c) {
+        const bool last = c == 2;
+        const uint64_t length = last ? 200003 : 400000, tile = 5;
+        const format::Layout layout =
+                format::layout_of({format::DTYPE_FP32, format::SHAPE_22228, false}, length);
+        EXPECT_EQ(states + c * sizeof(ChunkState), word(a, JOB_STATE, c, tile));
+        EXPECT_EQ(address(progress + c), word(a, JOB_PROGRESS, c, tile));
+        EXPECT_EQ(address(data) + c * 400000, word(a, JOB_CHUNK_DATA, c, tile));
+        EXPECT_EQ(address(chunks) + c * 401600, word(a, JOB_CHUNK, c, tile));
+        EXPECT_EQ(length, word(a, JOB_LENGTH, c, tile));
+        EXPECT_EQ((last ? 300000 : 401600) - layout.tail, word(a, JOB_TAIL_ROOM, c, tile));
+        EXPECT_EQ(layout.tiles, word(a, JOB_TILES, c, tile));
+        EXPECT_EQ(length / 4 - tile * 8192, word(a, JOB_LEFT, c, tile));
+        EXPECT_EQ(tile, word(a, JOB_TILE, c, tile));
+        EXPECT_EQ(last ? JOB_LAST : 0, word(a, JOB_FLAGS, c, tile));
+    }
+    EXPECT_EQ(states + 3 * sizeof(ChunkState), word(b, JOB_STATE));
 }
 
-// A part's bytes of a tile, measured as where the parts of a chunk of one tile and of two end.
+TEST_F(Launcher, AnItemWithoutProgressHasNoneInAnyChunk)
+{
+    zip_gpu_item_t i = item(ZIP_DTYPE_BF16, 100000);
+    i.chunk_length = 16384;
+    i.progress = nullptr;
+    ASSERT_EQ(ZIP_OK, encode({i}));
+    EXPECT_EQ(0u, word(driver_->launches[0].launch.inline_items[0], zip::gpu::JOB_PROGRESS, 3, 2));
+}
+
+TEST_F(Launcher, SumsAndSmallTilesAreFlags)
+{
+    using namespace zip::gpu;
+    zip_gpu_item_t i = item();
+    i.op = ZIP_GPU_ADD;
+    i.coding.small_tiles = 1;
+    ASSERT_EQ(ZIP_OK, decode({i}));
+    EXPECT_EQ(JOB_LAST | JOB_SMALL | JOB_ADD,
+              word(driver_->launches[0].launch.inline_items[0], JOB_FLAGS));
+}
+
+// A tile's parts are measured as where 16 tiles, which fill their sections without gaps, end.
 TEST_F(Launcher, PartsOfTilesAreWhereTheFormatSays)
 {
     using namespace zip::gpu;
@@ -318,22 +359,59 @@ TEST_F(Launcher, PartsOfTilesAreWhereTheFormatSays)
             const Item &a = driver_->launches.at(0).launch.inline_items[0];
             const format::Layout l = format::layout_of(c, 32 * tile + 5),
                                  one = format::layout_of(c, 16 * tile);
-            const uint64_t at[PARTS] = {
-                    0, 48, l.low, l.low2, l.level1, l.counts, l.tile_headers, l.symbols, l.tail};
-            for (uint32_t p = 0; p < PARTS; ++p)
-                EXPECT_EQ(at[p], 16ul * a.offset[1][p]) << p;
-            // 16 tiles fill their sections without gaps
-            EXPECT_EQ(tile, a.stride[PART_DATA]);
-            EXPECT_EQ((one.low - one.mantissa) / 16, a.stride[PART_MANTISSA]);
-            EXPECT_EQ((one.low2 - one.low) / 16, a.stride[PART_LOW]);
-            EXPECT_EQ((one.level1 - one.low2) / 16, a.stride[PART_LOW2]);
-            EXPECT_EQ((one.counts - one.level1) / 16, a.stride[PART_LEVEL1]);
-            EXPECT_EQ((one.tile_headers - one.counts) / 16, a.stride[PART_COUNTS]);
-            EXPECT_EQ(8u, a.stride[PART_TILE_HEADERS]);
-            EXPECT_EQ(16u, a.stride[PART_SYMBOLS]);
-            EXPECT_EQ(0u, a.stride[PART_TAIL]);
+            const struct {
+                JobWord word;
+                uint64_t at, step;
+            } parts[] = {
+                    {JOB_MANTISSA, 48, (one.low - one.mantissa) / 16},
+                    {JOB_LOW, l.low, (one.low2 - one.low) / 16},
+                    {JOB_LOW2, l.low2, (one.level1 - one.low2) / 16},
+                    {JOB_LEVEL1, l.level1, (one.counts - one.level1) / 16},
+                    {JOB_COUNTS, l.counts, (one.tile_headers - one.counts) / 16},
+                    {JOB_TILE_HEADER, l.tile_headers, 8},
+                    {JOB_SYMBOLS, l.symbols, 16},
+                    {JOB_TAIL, l.tail, 0},
+            };
+            EXPECT_EQ(address(data) + 3 * tile, word(a, JOB_DATA, 0, 3));
+            for (const auto &part : parts)
+                EXPECT_EQ(address(chunks) + part.at + 3 * part.step, word(a, part.word, 0, 3))
+                        << part.word << " of type " << int(dtype) << ", shape " << int(shape);
         }
     }
+}
+
+TEST_F(Launcher, WholeTilesHaveKernelsOfTheirOwn)
+{
+    auto kernel_of_item = [this](const zip_gpu_item_t &i, bool decodes = false, uint32_t sms = 0) {
+        driver_->launches.clear();
+        EXPECT_EQ(ZIP_OK, decodes ? decode({i}, sms) : encode({i}, sms)) << api_.error_text();
+        return name_of(driver_->launches.at(0).kernel);
+    };
+    zip_gpu_item_t i = item(ZIP_DTYPE_BF16, 10 * 16384);
+    EXPECT_EQ("zip_encode_whole_bf16_22228", kernel_of_item(i));
+    EXPECT_EQ("zip_decode_whole_bf16_22228", kernel_of_item(i, true));
+    EXPECT_EQ("zip_encode_few_whole_bf16_22228", kernel_of_item(i, false, 2));
+    i.data = data + 2;
+    EXPECT_EQ("zip_encode_bf16_22228", kernel_of_item(i));
+    EXPECT_EQ("zip_decode_whole_bf16_22228", kernel_of_item(i, true));
+    i.data = data;
+    i.data_size += 2;
+    EXPECT_EQ("zip_encode_bf16_22228", kernel_of_item(i));
+    i.data_size = 0;
+    EXPECT_EQ("zip_encode_bf16_22228", kernel_of_item(i));
+    i.data_size = 10 * 16384;
+    i.chunk_length = 3 * 16384;
+    EXPECT_EQ("zip_encode_whole_bf16_22228", kernel_of_item(i));
+    i.chunk_length += 16;
+    EXPECT_EQ("zip_encode_bf16_22228", kernel_of_item(i));
+    i.chunk_length = 0;
+    i.coding.small_tiles = 1;
+    EXPECT_EQ("zip_encode_bf16_22228", kernel_of_item(i));
+    i = item(ZIP_DTYPE_FP64, 8 * 65536);
+    EXPECT_EQ("zip_encode_fp64_22228", kernel_of_item(i)) << "there is none for fp64";
+    driver_->launches.clear();
+    ASSERT_EQ(ZIP_OK, encode({item(ZIP_DTYPE_BF16, 16384), item(ZIP_DTYPE_BF16, 16386)}));
+    EXPECT_EQ("zip_encode_bf16_22228", name_of(driver_->launches[0].kernel)) << "nor for mixtures";
 }
 
 TEST_F(Launcher, AChunkWithoutValuesIsATile)
@@ -350,14 +428,17 @@ TEST_F(Launcher, EachTypeOfABatchTakesALaunch)
     ASSERT_EQ(ZIP_OK, encode({item(ZIP_DTYPE_E5M2), item(), item(ZIP_DTYPE_BYTES), item(),
                               item(ZIP_DTYPE_E5M2, 100)}));
     ASSERT_EQ(3u, driver_->launches.size());
-    const char *names[] = {"zip_encode_bytes", "zip_encode_bf16_22228", "zip_encode_e5m2_22228"};
+    const char *names[] = {"zip_encode_bytes", "zip_encode_whole_bf16_22228",
+                           "zip_encode_e5m2_22228"};
+    const Item &last = driver_->launches[2].launch.inline_items[0]; // the batch's first
     const uint32_t tiles[] = {64, 128, 129}, first_chunks[] = {2, 1, 0};
     for (size_t k = 0; k < 3; ++k) {
         const auto &l = driver_->launches[k];
         EXPECT_EQ(names[k], name_of(l.kernel));
         EXPECT_EQ(k == 0 ? 1u : 2u, l.launch.items);
         EXPECT_EQ(tiles[k], l.launch.tiles);
-        EXPECT_EQ(first_chunks[k], l.launch.inline_items[0].first_chunk);
+        EXPECT_EQ(word(last, zip::gpu::JOB_STATE) + first_chunks[k] * sizeof(zip::gpu::ChunkState),
+                  word(l.launch.inline_items[0], zip::gpu::JOB_STATE));
         EXPECT_EQ(0u, l.launch.inline_items[0].first_tile);
     }
 }
@@ -378,7 +459,7 @@ TEST_F(Launcher, ABatchOfDenseAndOthersTakesTwoLaunches)
                               item(ZIP_DTYPE_BF16, 32768, ZIP_SHAPE_DENSE)}));
     ASSERT_EQ(2u, driver_->launches.size());
     const auto &others = driver_->launches[0], &dense = driver_->launches[1];
-    EXPECT_EQ("zip_encode_bf16_22228", name_of(others.kernel));
+    EXPECT_EQ("zip_encode_whole_bf16_22228", name_of(others.kernel));
     EXPECT_EQ(64u, others.blocks);
     EXPECT_EQ("zip_encode_bf16_dense", name_of(dense.kernel));
     EXPECT_EQ(zip::gpu::DENSE_TILE_THREADS, dense.threads);
@@ -386,8 +467,9 @@ TEST_F(Launcher, ABatchOfDenseAndOthersTakesTwoLaunches)
     EXPECT_EQ(2u, dense.launch.items);
     EXPECT_EQ(0u, dense.launch.inline_items[0].first_tile);
     EXPECT_EQ(2u, dense.launch.inline_items[1].first_tile);
-    EXPECT_EQ(0u, dense.launch.inline_items[0].first_chunk);
-    EXPECT_EQ(2u, dense.launch.inline_items[1].first_chunk);
+    EXPECT_EQ(word(dense.launch.inline_items[0], zip::gpu::JOB_STATE) +
+                      2 * sizeof(zip::gpu::ChunkState),
+              word(dense.launch.inline_items[1], zip::gpu::JOB_STATE));
 }
 
 TEST_F(Launcher, ALimitOfMultiprocessorsBoundsTheGrid)
@@ -400,8 +482,8 @@ TEST_F(Launcher, ALimitOfMultiprocessorsBoundsTheGrid)
     for (const auto &l : driver_->launches)
         EXPECT_EQ(3u, l.blocks);
     const auto &few = driver_->launches[0], &dense = driver_->launches[2];
-    EXPECT_EQ("zip_encode_few_bf16_22228", name_of(few.kernel));
-    EXPECT_EQ("zip_decode_few_bf16_22228", name_of(driver_->launches[1].kernel));
+    EXPECT_EQ("zip_encode_few_whole_bf16_22228", name_of(few.kernel));
+    EXPECT_EQ("zip_decode_few_whole_bf16_22228", name_of(driver_->launches[1].kernel));
     EXPECT_EQ(driver_->info().few_threads, few.threads);
     EXPECT_FALSE(few.filling);
     EXPECT_EQ("zip_encode_bf16_dense", name_of(dense.kernel));
@@ -420,7 +502,7 @@ TEST_F(Launcher, StoredBytesAreCopiedByOneKernelOnAnyNumberOfMultiprocessors)
 TEST_F(Launcher, ALimitThatIsNoneIsNone)
 {
     ASSERT_EQ(ZIP_OK, encode({item()}, CpuDriver::MULTIPROCESSORS));
-    EXPECT_EQ("zip_encode_bf16_22228", name_of(driver_->launches[0].kernel));
+    EXPECT_EQ("zip_encode_whole_bf16_22228", name_of(driver_->launches[0].kernel));
 }
 
 TEST_F(Launcher, ALongBatchGoesThroughTheTable)
@@ -448,7 +530,7 @@ TEST_F(Launcher, SlotsAreReusedWhenTheirCopyIsDone)
     EXPECT_EQ(ZIP_ERR_NO_SPACE, encode(items));
     EXPECT_STREQ("all 2 slots are in use", api_.error_text());
     EXPECT_EQ(2u, driver_->launches.size());
-    EXPECT_EQ(ZIP_OK, encode({16, item()})) << "short batches need none";
+    EXPECT_EQ(ZIP_OK, encode({6, item()})) << "short batches need none";
     driver_->run(api_.queue_stream(queue_), 5); // first copy and its event are done, not its kernel
     EXPECT_EQ(ZIP_OK, encode(items)) << api_.error_text();
     EXPECT_EQ(ZIP_ERR_NO_SPACE, encode(items));
@@ -468,7 +550,7 @@ TEST_F(Launcher, RefusesBatchesThatTheQueueWasNotMadeFor)
     EXPECT_EQ(ZIP_OK, encode({many}));
     make_queue({nullptr, 64, 200, 0});
     EXPECT_EQ(ZIP_ERR_NO_SPACE, encode({17, item()}));
-    EXPECT_STREQ("the queue has no slots for batches of more than 16 items", api_.error_text());
+    EXPECT_STREQ("the queue has no slots for batches of more than 6 items", api_.error_text());
 }
 
 TEST_F(Launcher, RefusesWrongArguments)
@@ -497,7 +579,7 @@ TEST_F(Launcher, ProbesGetTheirResultsPlaces)
     driver_->run(api_.queue_stream(queue_), 1);
     for (size_t i = 0; i < 20; ++i) {
         EXPECT_EQ(results + i, l.launch.table[i].probe);
-        EXPECT_EQ(1u << 20, l.launch.table[i].last_length);
+        EXPECT_EQ(1u << 20, word(l.launch.table[i], zip::gpu::JOB_LENGTH));
     }
 }
 
