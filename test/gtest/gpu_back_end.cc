@@ -230,7 +230,7 @@ private:
 BackEnd *BackEnd::get(const std::string &name, std::string *why)
 {
     // A GPU is not closed: its driver may be gone before this.
-    static std::map<std::string, std::pair<BackEnd *, std::string>> back_ends;
+    static auto &back_ends = *new std::map<std::string, std::pair<BackEnd *, std::string>>;
     auto found = back_ends.find(name);
     if (found == back_ends.end()) {
         std::string reason;
