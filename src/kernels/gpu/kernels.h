@@ -122,6 +122,8 @@ SIMT_DEVICE void decode_all(const Launch &launch, uint32_t worker, uint32_t work
 {
     load_table(shared.expand, reinterpret_cast<const U32x4 *>(MOVE_TABLES.expand), thread);
     take_turns(launch, worker, workers, shared, thread, barrier, [] {}, [&](uint32_t next) {
+        if (!kWholeOnly && shared.job.left() == 0)
+            return decode_empty<T>(launch, next, shared, thread);
         if (kWholeOnly || (shared.job.left() >= T::VALUES && (T::SHAPE == format::SHAPE_DENSE || !shared.job.small())))
             decode_tile<T, true>(launch, next, shared, thread, barrier);
         else if constexpr (!kWholeOnly)
