@@ -215,6 +215,17 @@ SIMT_KERNEL(zip_decode_bytes, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)
         gpu::decode_stored(launch, shared.job, shared.status, thread, gpu::TILE_THREADS, simt::BlockBarrier{});
     });
 }
+
+SIMT_KERNEL(zip_probe, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)
+{
+    using namespace zip;
+    SIMT_SHARED(gpu::ProbeMemory, shared);
+    const gpu::Item *const items = launch.table != nullptr ? launch.table : launch.inline_items;
+    for (uint32_t i = simt::block_index(); i < launch.items; i += simt::block_count()) {
+        gpu::probe_item(items[i], shared, simt::thread_index(), simt::BlockBarrier{});
+        simt::BlockBarrier{}.sync();
+    }
+}
 #endif
 
 #endif
