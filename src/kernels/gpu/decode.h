@@ -76,6 +76,14 @@ SIMT_DEVICE void decode_done(const Job &job, uint32_t status, uint16_t seq)
     simt::publish(job.progress(), progress_word(0, result, seq));
 }
 
+// The bytes behind a chunk's last whole value.
+SIMT_DEVICE void copy_trailing(const Job &job, uint32_t value_size)
+{
+    const uint32_t trailing = uint32_t(job.length()) & (value_size - 1);
+    for (uint32_t i = 0; i < trailing; ++i)
+        job.chunk_data()[job.length() - trailing + i] = job.chunk()[format::HEADER_LENGTH - 8 + i];
+}
+
 // Copies `bytes` bytes from shared memory (aligned to 16; up to 19 bytes behind them are touched) to anywhere, with a lane group.
 SIMT_DEVICE void copy_out(uint8_t *to, const U32x4 *from, uint32_t bytes, uint32_t lane)
 {
@@ -623,15 +631,31 @@ SIMT_DEVICE void decode_tile(const Launch &launch, uint32_t next_tile, Shared &s
         }
     }
     if (job.tile() == 0 && thread == 0 && status == DONE) {
-        const uint32_t trailing = uint32_t(job.length()) & (T::SIZE - 1);
-        for (uint32_t i = 0; i < trailing; ++i)
-            job.chunk_data()[job.length() - trailing + i] = job.chunk()[format::HEADER_LENGTH - 8 + i];
+        copy_trailing(job, T::SIZE);
     }
     if (job.progress() == nullptr)
         return;
     barrier.sync();
     if (thread == 0)
         decode_done(job, status == DONE && shared.bad != 0 ? CORRUPT : status, launch.seq);
+}
+
+// A chunk without a whole value is its header.
+template <class T, class Shared>
+SIMT_DEVICE void decode_empty(const Launch &launch, uint32_t next_tile, Shared &shared, uint32_t thread)
+{
+    const Job &job = shared.job;
+    leave_next_job(launch, next_tile, shared.next, thread / simt::LANES);
+    if (thread != 0)
+        return;
+    const auto *const header = reinterpret_cast<const uint64_t *>(job.chunk());
+    const uint64_t word = simt::load_hostile(header), length = simt::load_hostile(header + 1), tail_length = simt::load_hostile(header + 2);
+    const bool as_expected = (word & ~OPTIONAL_FLAGS) == expected_header(T::DTYPE, T::SHAPE, job.small());
+    const bool ok = as_expected && length == job.length() && tail_length % format::TAIL_WORD == 0 && tail_length <= job.tail_room();
+    if (ok)
+        copy_trailing(job, T::SIZE);
+    if (job.progress() != nullptr)
+        decode_done(job, ok ? DONE : header_status(word, as_expected), launch.seq);
 }
 
 } // namespace zip::gpu

@@ -192,6 +192,22 @@ SIMT_DEVICE uint64_t progress_word(uint64_t tail_words, uint32_t coding, uint16_
 constexpr uint32_t TAIL_TILES_SHIFT = 40; // in ChunkState::tail
 constexpr uint64_t TAIL_WORDS_MASK = (uint64_t(1) << TAIL_TILES_SHIFT) - 1;
 
+// The bytes between a chunk's sections, which are 0, by the worker of its last tile. Shape and type as in `T`.
+template <class T>
+SIMT_DEVICE void clear_gaps(const Job &job, const TileExtent &tile, uint32_t thread)
+{
+    constexpr uint32_t SECTIONS = JOB_SYMBOLS - JOB_MANTISSA; // SYMBOLS ends where the tail begins
+    constexpr uint32_t LOW = T::TYPE.low_bytes > 2 ? 2 : T::TYPE.low_bytes;
+    if (job.tile() + 1 != job.tiles() || thread >= SECTIONS)
+        return;
+    const uint32_t words = (tile.values + 31) / 32;
+    const uint32_t bytes[SECTIONS] = {T::MANTISSA_BYTES ? tile.values : 4 * T::K * words, LOW * tile.values, (T::TYPE.low_bytes - LOW) * tile.values,
+                                      4 * T::WIDTH1 * words, 2 * T::CASCADE.counts * tile.groups, 8};
+    uint8_t *end = job.pointer<uint8_t>(JobWord(JOB_MANTISSA + thread)) + bytes[thread];
+    for (; (reinterpret_cast<uintptr_t>(end) & (format::SECTION_ALIGN - 1)) != 0; ++end)
+        *end = 0;
+}
+
 // One thread, once the worker has written all of its tile: the last worker of the chunk says that it is done.
 SIMT_DEVICE void encode_done(const Job &job, uint32_t coding, uint16_t seq)
 {
@@ -580,11 +596,25 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
         }
         store_raw_tile<T>(shared, thread, barrier);
     }
+    clear_gaps<T>(job, tile, thread);
     if (job.progress() != nullptr) {
         barrier.sync();
         if (thread == 0)
             encode_done(job, T::DTYPE | T::SHAPE << 4 | uint32_t(small) << 7, launch.seq);
     }
+}
+
+// A chunk without a whole value is its header.
+template <class T, class Shared>
+SIMT_DEVICE void encode_empty(const Launch &launch, uint32_t next_tile, Shared &shared, uint32_t thread)
+{
+    const Job &job = shared.job;
+    leave_next_job(launch, next_tile, shared.next, thread / simt::LANES);
+    if (thread != 0)
+        return;
+    write_header(job, T::DTYPE, T::SHAPE, job.small(), T::SIZE, 0);
+    if (job.progress() != nullptr)
+        encode_done(job, T::DTYPE | T::SHAPE << 4 | uint32_t(job.small()) << 7, launch.seq);
 }
 
 // The tile in shared.job. kWholeOnly: it is whole and not small.
@@ -594,6 +624,8 @@ SIMT_DEVICE void encode_any_extent(const Launch &launch, uint32_t next_tile, Sha
     const Job &job = shared.job;
     const bool aligned = (reinterpret_cast<uintptr_t>(job.data()) & 15) == 0;
     if constexpr (!kWholeOnly) {
+        if (job.left() == 0)
+            return encode_empty<T>(launch, next_tile, shared, thread);
         const bool small = T::SHAPE != format::SHAPE_DENSE && job.small();
         // The words around a tile are in the same buffer, but at the buffer's end.
         const bool inside = aligned || !job.last() || job.left() >= T::VALUES + 16;

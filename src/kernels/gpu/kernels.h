@@ -122,6 +122,8 @@ SIMT_DEVICE void decode_all(const Launch &launch, uint32_t worker, uint32_t work
 {
     load_table(shared.expand, reinterpret_cast<const U32x4 *>(MOVE_TABLES.expand), thread);
     take_turns(launch, worker, workers, shared, thread, barrier, [] {}, [&](uint32_t next) {
+        if (!kWholeOnly && shared.job.left() == 0)
+            return decode_empty<T>(launch, next, shared, thread);
         if (kWholeOnly || (shared.job.left() >= T::VALUES && (T::SHAPE == format::SHAPE_DENSE || !shared.job.small())))
             decode_tile<T, true>(launch, next, shared, thread, barrier);
         else if constexpr (!kWholeOnly)
@@ -212,6 +214,17 @@ SIMT_KERNEL(zip_decode_bytes, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)
         gpu::leave_next_job(launch, next, shared.next, thread / simt::LANES);
         gpu::decode_stored(launch, shared.job, shared.status, thread, gpu::TILE_THREADS, simt::BlockBarrier{});
     });
+}
+
+SIMT_KERNEL(zip_probe, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)
+{
+    using namespace zip;
+    SIMT_SHARED(gpu::ProbeMemory, shared);
+    const gpu::Item *const items = launch.table != nullptr ? launch.table : launch.inline_items;
+    for (uint32_t i = simt::block_index(); i < launch.items; i += simt::block_count()) {
+        gpu::probe_item(items[i], shared, simt::thread_index(), simt::BlockBarrier{});
+        simt::BlockBarrier{}.sync();
+    }
 }
 #endif
 
