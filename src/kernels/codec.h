@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The codec's public interface on the host: plan, encode, decode, inspect, probe. It knows nothing of
- * UCX or CUDA; codec_gpu.h is the device's.
+/* The codec's public interface on the host: plan, encode, decode, inspect, probe. It knows nothing
+ * of UCX or CUDA; codec_gpu.h is the device's.
  *
  * A *chunk* is one encoded buffer, self-contained, laid out as format.md says. All lengths are
  * bytes unless they say otherwise; buffers may have any alignment; nothing here allocates, blocks,
@@ -43,18 +43,18 @@ typedef enum zip_shape {
 /* What to encode as. */
 typedef struct zip_coding {
     zip_dtype_t dtype;
-    zip_shape_t shape;   /* ignored for ZIP_DTYPE_BYTES */
-    uint32_t small_tiles; /* not 0: tiles of half the size, for short messages on a GPU (up to 2 MiB);
-                             0.4% more bytes. Not with ZIP_SHAPE_DENSE. */
+    zip_shape_t shape;    /* ignored for ZIP_DTYPE_BYTES */
+    uint32_t small_tiles; /* not 0: tiles of half the size, for short messages on a GPU (up to 2
+                             MiB); 0.4% more bytes. Not with ZIP_SHAPE_DENSE. */
 } zip_coding_t;
 
 typedef enum zip_status {
     ZIP_OK = 0,
     ZIP_ERR_INVALID_PARAM = -1, /* a null pointer, an unknown type or shape */
     ZIP_ERR_UNSUPPORTED =
-            -2,            /* a version or a feature of the format that this build does not know */
-    ZIP_ERR_NO_SPACE = -3, /* the output buffer is smaller than the bound */
-    ZIP_ERR_CORRUPT = -4,  /* the chunk contradicts itself or its size */
+            -2,             /* a version or a feature of the format that this build does not know */
+    ZIP_ERR_NO_SPACE = -3,  /* the output buffer is smaller than the bound */
+    ZIP_ERR_CORRUPT = -4,   /* the chunk contradicts itself or its size */
     ZIP_ERR_NO_DEVICE = -5, /* no GPU, driver or GPU library, or none that this build can use */
     ZIP_ERR_DEVICE = -6     /* the GPU's driver reported an error */
 } zip_status_t;
@@ -69,7 +69,8 @@ typedef struct zip_chunk_info {
 /* What is known of a chunk before it is encoded. */
 typedef struct zip_plan {
     uint64_t bound; /* most bytes that the chunk can have: room that an encoder wants */
-    uint64_t fixed; /* coded: bytes before the tail, all at places that do not depend on the values */
+    uint64_t fixed; /* coded: bytes before the tail, all at places that do not depend on the values
+                     */
 } zip_plan_t;
 
 /* What a sample of a buffer promises. */
@@ -80,7 +81,8 @@ typedef struct zip_probe {
     float confidence;  /* 0 (a guess) to 1 (far from any other type's result) */
 } zip_probe_t;
 
-/* Name of a type or a shape as options and tools spell it ("bf16", "dense"), or NULL for a value that is none. */
+/* Name of a type or a shape as options and tools spell it ("bf16", "dense"), or NULL for a value
+ * that is none. */
 const char *zip_dtype_name(zip_dtype_t dtype);
 const char *zip_shape_name(zip_shape_t shape);
 
@@ -90,14 +92,15 @@ size_t zip_dtype_size(zip_dtype_t dtype);
 /* Text of a status, for messages. Never NULL. */
 const char *zip_status_string(zip_status_t status);
 
-/* The largest chunk that `length` bytes of any type and content can become on the host. The growth over
- * `length` is at most ZIP_CODEC_MAX_GROWTH bytes, since what does not gain is stored. Returns 0 if
- * the result does not fit a size_t. */
+/* The largest chunk that `length` bytes of any type and content can become on the host. The growth
+ * over `length` is at most ZIP_CODEC_MAX_GROWTH bytes, since what does not gain is stored. Returns
+ * 0 if the result does not fit a size_t. */
 #define ZIP_CODEC_MAX_GROWTH 64
 size_t zip_codec_bound(size_t length);
 
-/* What encoding `length` bytes will take on any encoder, a GPU's too: it cannot turn back and store what does not gain,
- * so the bound is up to 0.2% + 1 KiB above `length`. ZIP_DTYPE_AUTO: for the worst type. Lengths above 2^50 are INVALID_PARAM. */
+/* What encoding `length` bytes will take on any encoder, a GPU's too: it cannot turn back and store
+ * what does not gain, so the bound is up to 0.2% + 1 KiB above `length`. ZIP_DTYPE_AUTO: for the
+ * worst type. Lengths above 2^50 are INVALID_PARAM. */
 zip_status_t zip_codec_plan(zip_coding_t coding, uint64_t length, zip_plan_t *plan_p);
 
 /* Encodes `length` bytes at `src` into `dst`, which has room for `dst_size` >=
@@ -117,8 +120,9 @@ zip_status_t zip_codec_inspect(const void *src, size_t src_size, zip_chunk_info_
  * ZIP_ERR_CORRUPT. */
 zip_status_t zip_codec_decode(const void *src, size_t src_size, void *dst, size_t length);
 
-/* One buffer of a batch. Encode: `src_size` bytes at `src` become a chunk at `dst`. Decode: the chunk in the `src_size` bytes at
- * `src` becomes `dst_size` bytes at `dst`. `encoded` is set by encode, `status` by both. */
+/* One buffer of a batch. Encode: `src_size` bytes at `src` become a chunk at `dst`. Decode: the
+ * chunk in the `src_size` bytes at `src` becomes `dst_size` bytes at `dst`. `encoded` is set by
+ * encode, `status` by both. */
 typedef struct zip_job {
     zip_coding_t coding; /* encode */
     const void *src;
@@ -129,13 +133,15 @@ typedef struct zip_job {
     zip_status_t status;
 } zip_job_t;
 
-/* Encode or decode `count` buffers with up to `threads` threads, the caller's among them (0: as many as the process may run on), which end before the call
- * returns. Fewer run where threads cannot be had. Returns ZIP_OK if all jobs did, else the status of the first that did not; the others are done all the same. */
+/* Encode or decode `count` buffers with up to `threads` threads, the caller's among them (0: as
+ * many as the process may run on), which end before the call returns. Fewer run where threads
+ * cannot be had. Returns ZIP_OK if all jobs did, else the status of the first that did not; the
+ * others are done all the same. */
 zip_status_t zip_codec_encode_batch(zip_job_t *jobs, size_t count, unsigned threads);
 zip_status_t zip_codec_decode_batch(zip_job_t *jobs, size_t count, unsigned threads);
 
-/* Guesses from a sample of at most ZIP_CODEC_PROBE_BYTES which type and shape encode `length` bytes at `src`
- * best, and how well. A wrong guess costs ratio, never correctness. */
+/* Guesses from a sample of at most ZIP_CODEC_PROBE_BYTES which type and shape encode `length` bytes
+ * at `src` best, and how well. A wrong guess costs ratio, never correctness. */
 #define ZIP_CODEC_PROBE_BYTES 16384
 zip_status_t zip_codec_probe(const void *src, size_t length, zip_probe_t *probe_p);
 

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The codec's public interface on a GPU. It is implemented by objects that are opened at run time (libzip_cuda.so, libzip_hip.so), so
- * that this header and its user need neither CUDA nor HIP: zip_gpu_load() returns a table of functions.
+/* The codec's public interface on a GPU. It is implemented by objects that are opened at run time
+ * (libzip_cuda.so, libzip_hip.so), so that this header and its user need neither CUDA nor HIP:
+ * zip_gpu_load() returns a table of functions.
  *
- * Nothing here allocates, frees, or waits for the device, but for open, close, queue_create and queue_destroy. Encode, decode and probe put
- * one kernel launch (and, for long batches, one small copy before it) on the queue's stream and return.
+ * Nothing here allocates, frees, or waits for the device, but for open, close, queue_create and
+ * queue_destroy. Encode, decode and probe put one kernel launch (and, for long batches, one small
+ * copy before it) on the queue's stream and return.
  *
- * Addresses are device addresses of memory that the GPU can reach: its own, pinned host memory that is mapped under the same address
- * (cuMemHostAlloc, cuMemHostRegister), a peer's. `data` has any alignment (16 bytes are fastest); `chunks` is aligned to 16 bytes. */
+ * Addresses are device addresses of memory that the GPU can reach: its own, pinned host memory that
+ * is mapped under the same address (cuMemHostAlloc, cuMemHostRegister), a peer's. `data` has any
+ * alignment (16 bytes are fastest); `chunks` is aligned to 16 bytes. */
 #ifndef ZIP_CODEC_GPU_H
 #define ZIP_CODEC_GPU_H
 
@@ -20,20 +23,23 @@ extern "C" {
 typedef struct zip_gpu zip_gpu_t;             /* the kernels, loaded into one context */
 typedef struct zip_gpu_queue zip_gpu_queue_t; /* a stream, and what launches on it need */
 
-/* Longest original of one chunk that a GPU encodes or decodes. Longer buffers are cut into several. */
+/* Longest original of one chunk that a GPU encodes or decodes. Longer buffers are cut into several.
+ */
 #define ZIP_GPU_MAX_CHUNK (UINT64_C(1) << 34)
 
 /* What a decode does with the values. */
 typedef enum zip_gpu_op {
     ZIP_GPU_STORE = 0,
-    /* Adds them to what is at `data`, for sums over several GPUs: bf16, fp16: the sum of both, rounded once to
-     * nearest even, as the type's native add does (fp16 without flushing denormals); fp32: IEEE add, round to nearest even. A NaN's payload is not kept. Other types are
-     * INVALID_PARAM, and so are bytes behind the last whole value. */
+    /* Adds them to what is at `data`, for sums over several GPUs: bf16, fp16: the sum of both,
+     * rounded once to nearest even, as the type's native add does (fp16 without flushing
+     * denormals); fp32: IEEE add, round to nearest even. A NaN's payload is not kept. Other types
+     * are INVALID_PARAM, and so are bytes behind the last whole value. */
     ZIP_GPU_ADD = 1
 } zip_gpu_op_t;
 
-/* A buffer, and the chunks that it is encoded to or decoded from. The buffer is cut into pieces of `chunk_length` bytes, the last one maybe
- * shorter; piece i is the chunk that starts at chunks + i * chunk_stride. `chunk_length` 0 means one piece. Otherwise it is a multiple of 16. */
+/* A buffer, and the chunks that it is encoded to or decoded from. The buffer is cut into pieces of
+ * `chunk_length` bytes, the last one maybe shorter; piece i is the chunk that starts at chunks + i
+ * * chunk_stride. `chunk_length` 0 means one piece. Otherwise it is a multiple of 16. */
 typedef struct zip_gpu_item {
     zip_coding_t coding;   /* decode: as the chunks' headers must say. AUTO: encode only */
     zip_gpu_op_t op;       /* decode */
@@ -41,17 +47,20 @@ typedef struct zip_gpu_item {
     uint64_t data_size;    /* its bytes */
     void *chunks;          /* destination of an encode, source of a decode */
     uint64_t chunk_length; /* original bytes of a chunk */
-    uint64_t chunk_stride; /* bytes from a chunk's start to the next one's, a multiple of 16: at least the plan's bound for an encode */
+    uint64_t chunk_stride; /* bytes from a chunk's start to the next one's, a multiple of 16: at
+                              least the plan's bound for an encode */
     uint64_t last_room;    /* bytes that may be touched at the last chunk; 0: chunk_stride */
-    /* One word a chunk, written when the chunk is done (see below); 0: none. In host memory it can be polled; then everything that the
-     * chunk's encode or decode wrote is visible to whoever read the word. */
+    /* One word a chunk, written when the chunk is done (see below); 0: none. In host memory it can
+     * be polled; then everything that the chunk's encode or decode wrote is visible to whoever read
+     * the word. */
     uint64_t *progress;
 } zip_gpu_item_t;
 
-/* A progress word: bits 0..31 the tail's length in units of 4 bytes (encode) or 0, 32..39 an encode's dtype | shape << 4 | small tiles << 7, or a decode's status
- * (0: done; else the negative of a zip_status_t), 48..63 the launch's sequence number. */
+/* A progress word: bits 0..31 the tail's length in units of 4 bytes (encode) or 0, 32..39 an
+ * encode's dtype | shape << 4 | small tiles << 7, or a decode's status (0: done; else the negative
+ * of a zip_status_t), 48..63 the launch's sequence number. */
 #define ZIP_GPU_PROGRESS_SEQ(word) ((uint16_t)((word) >> 48))
-#define ZIP_GPU_PROGRESS_TAIL(word) ((uint64_t)(uint32_t)(word) * 4)
+#define ZIP_GPU_PROGRESS_TAIL(word) ((uint64_t)(uint32_t)(word)*4)
 #define ZIP_GPU_PROGRESS_DTYPE(word) ((zip_dtype_t)((word) >> 32 & 15))
 #define ZIP_GPU_PROGRESS_SHAPE(word) ((zip_shape_t)((word) >> 36 & 7))
 #define ZIP_GPU_PROGRESS_STATUS(word) ((zip_status_t)(-(int)((word) >> 32 & 255)))
@@ -60,19 +69,23 @@ typedef struct zip_gpu_queue_params {
     void *stream;        /* CUstream or hipStream_t; 0: the queue makes one of its own */
     uint32_t max_items;  /* longest batch */
     uint32_t max_chunks; /* most chunks in a batch */
-    uint32_t slots;      /* launches with more than ZIP_GPU_INLINE_ITEMS items that may be under way at once */
+    uint32_t slots; /* launches with more than ZIP_GPU_INLINE_ITEMS items that may be under way at
+                       once */
 } zip_gpu_queue_params_t;
 #define ZIP_GPU_INLINE_ITEMS 6
 
-/* `max_sms`: multiprocessors that the launch may use; 0: all. `seq`: 1..65535, to tell this launch's progress words from older ones. */
+/* `max_sms`: multiprocessors that the launch may use; 0: all. `seq`: 1..65535, to tell this
+ * launch's progress words from older ones. */
 typedef struct zip_gpu_launch {
     uint32_t max_sms;
     uint16_t seq;
 } zip_gpu_launch_t;
 
-/* All calls on one queue are made by one thread at a time; different queues are independent. The context in which the GPU was opened is made
- * current inside each call and the caller's restored. Errors: INVALID_PARAM (the text says which), NO_SPACE (no free slot, or more items or
- * chunks than the queue was made for: nothing was launched), DEVICE (a driver error). error_text() tells the last error of the calling thread. */
+/* All calls on one queue are made by one thread at a time; different queues are independent. The
+ * context in which the GPU was opened is made current inside each call and the caller's restored.
+ * Errors: INVALID_PARAM (the text says which), NO_SPACE (no free slot, or more items or chunks than
+ * the queue was made for: nothing was launched), DEVICE (a driver error). error_text() tells the
+ * last error of the calling thread. */
 typedef struct zip_gpu_api {
     uint32_t version; /* ZIP_GPU_API_VERSION */
     const char *name; /* "cuda", "hip" */
@@ -80,17 +93,23 @@ typedef struct zip_gpu_api {
     /* Loads the kernels, all at once, into the context that is current in the calling thread. */
     zip_status_t (*open)(zip_gpu_t **gpu_p);
     void (*close)(zip_gpu_t *gpu); /* after its queues were destroyed; the context may be gone */
-    zip_status_t (*queue_create)(zip_gpu_t *gpu, const zip_gpu_queue_params_t *params, zip_gpu_queue_t **queue_p);
+    zip_status_t (*queue_create)(zip_gpu_t *gpu, const zip_gpu_queue_params_t *params,
+                                 zip_gpu_queue_t **queue_p);
     void (*queue_destroy)(zip_gpu_queue_t *queue); /* its launches must be done */
     void *(*queue_stream)(zip_gpu_queue_t *queue);
-    zip_status_t (*encode)(zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count, zip_gpu_launch_t launch);
-    zip_status_t (*decode)(zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count, zip_gpu_launch_t launch);
-    /* Judges each item's `data` from a sample, as zip_codec_probe does; result i is written to results[i] (memory that the GPU can reach). */
-    zip_status_t (*probe)(zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count, zip_probe_t *results);
+    zip_status_t (*encode)(zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count,
+                           zip_gpu_launch_t launch);
+    zip_status_t (*decode)(zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count,
+                           zip_gpu_launch_t launch);
+    /* Judges each item's `data` from a sample, as zip_codec_probe does; result i is written to
+     * results[i] (memory that the GPU can reach). */
+    zip_status_t (*probe)(zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count,
+                          zip_probe_t *results);
 } zip_gpu_api_t;
 #define ZIP_GPU_API_VERSION 1
 
-/* Opens the back end "cuda" or "hip" (a path: that file) and returns its table, or NULL with a text in *error_p that says what is missing. It stays open until the process ends. */
+/* Opens the back end "cuda" or "hip" (a path: that file) and returns its table, or NULL with a text
+ * in *error_p that says what is missing. It stays open until the process ends. */
 const zip_gpu_api_t *zip_gpu_load(const char *name, const char **error_p);
 
 #pragma GCC visibility pop

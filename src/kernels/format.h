@@ -46,9 +46,9 @@ enum Shape : uint8_t {
 
 // A decoder may ignore a flag of FLAGS_OPTIONAL that it does not know, and must refuse any other.
 constexpr uint16_t FLAGS_OPTIONAL = 0x00ff;
-constexpr uint16_t FLAG_CHECKSUM = 0x0001;   // reserved: `checksum` is set
-constexpr uint16_t FLAG_REFERENCE = 0x0100;  // reserved: coded against `reference_version`
-constexpr uint16_t FLAG_COLUMNS = 0x0200;    // reserved: symbols differ by column
+constexpr uint16_t FLAG_CHECKSUM = 0x0001;    // reserved: `checksum` is set
+constexpr uint16_t FLAG_REFERENCE = 0x0100;   // reserved: coded against `reference_version`
+constexpr uint16_t FLAG_COLUMNS = 0x0200;     // reserved: symbols differ by column
 constexpr uint16_t FLAG_SMALL_TILES = 0x0400; // groups of one block
 
 struct ChunkHeader {
@@ -145,7 +145,8 @@ ZIP_HOST_DEVICE constexpr ShapeTraits shape_traits(uint8_t shape)
     case SHAPE_38:
         return {1, {3}, 7, {8, 9, 10, 11, 12, 13, 14}, 1, 4, 2};
     case SHAPE_DENSE:
-        return {7, {2, 1, 1, 1, 1, 2, 2}, 13, {0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14}, 0, 1, 16};
+        return {7, {2, 1, 1, 1, 1, 2, 2}, 13, {0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14}, 0, 1,
+                16};
     default:
         return {};
     }
@@ -181,10 +182,10 @@ constexpr uint32_t FP64_INFINITY = 2047;     // exponent of infinities and NaNs
 constexpr uint32_t NO_SYMBOL = 256;
 ZIP_HOST_DEVICE constexpr uint32_t fp64_symbol(uint32_t exponent, uint32_t base)
 {
-    return exponent == 0 ? 0
-         : exponent == FP64_INFINITY ? 255
-         : exponent > base && exponent - base <= 254 ? exponent - base
-                                                     : NO_SYMBOL;
+    return exponent == 0                               ? 0
+           : exponent == FP64_INFINITY                 ? 255
+           : exponent > base && exponent - base <= 254 ? exponent - base
+                                                       : NO_SYMBOL;
 }
 ZIP_HOST_DEVICE constexpr uint32_t fp64_exponent(uint32_t symbol, uint32_t base)
 {
@@ -192,9 +193,10 @@ ZIP_HOST_DEVICE constexpr uint32_t fp64_exponent(uint32_t symbol, uint32_t base)
 }
 ZIP_HOST_DEVICE constexpr uint32_t fp64_base(uint32_t largest_exponent)
 {
-    return largest_exponent <= BASE_BELOW_LARGEST             ? 0
-         : largest_exponent - BASE_BELOW_LARGEST > MAX_BASE ? MAX_BASE
-                                                            : largest_exponent - BASE_BELOW_LARGEST;
+    return largest_exponent <= BASE_BELOW_LARGEST ? 0
+           : largest_exponent - BASE_BELOW_LARGEST > MAX_BASE
+                   ? MAX_BASE
+                   : largest_exponent - BASE_BELOW_LARGEST;
 }
 
 // Symbols of a tile by rank index.
@@ -318,9 +320,8 @@ ZIP_HOST_DEVICE constexpr Layout layout_of(Coding c, uint64_t length)
         at += div_up(bytes, SECTION_ALIGN) * SECTION_ALIGN;
         return start;
     };
-    l.mantissa = section(type.mantissa_is_bytes()
-                                 ? l.values
-                                 : plane_bytes(type.sign_mantissa_bits(), l.values));
+    l.mantissa = section(
+            type.mantissa_is_bytes() ? l.values : plane_bytes(type.sign_mantissa_bits(), l.values));
     l.low = section(l.values * (type.low_bytes > 2 ? 2 : type.low_bytes));
     l.low2 = section(l.values * (type.low_bytes > 2 ? type.low_bytes - 2 : 0));
     l.level1 = section(plane_bytes(shape.width[0], l.values));
@@ -336,8 +337,8 @@ ZIP_HOST_DEVICE constexpr uint64_t max_tail(Coding c, uint64_t values)
 {
     const uint32_t tile = tile_values(c);
     // NOLINTNEXTLINE(*DivideZero): the coding is valid
-    return TAIL_WORD * (values / tile * raw_tail_words(c, tile) +
-                        raw_tail_words(c, uint32_t(values % tile)));
+    return TAIL_WORD *
+           (values / tile * raw_tail_words(c, tile) + raw_tail_words(c, uint32_t(values % tile)));
 }
 
 // Value, counted from its block's first, at code position `bit` of plane word `word` in a block of
@@ -354,9 +355,9 @@ ZIP_HOST_DEVICE constexpr uint32_t value_at(uint8_t dtype, uint32_t words, uint3
 
 // Sample of a tile that an encoder ranks symbols by; format.md section 10. `word` and `block`
 // count in the block and the tile; the sampled bit of that word in stripe `s`.
-constexpr uint32_t SAMPLE_ALL_BELOW = 1024;    // values of a tile
-constexpr uint32_t SAMPLE_MANY_SYMBOLS = 64;   // above which the rare ones are left out:
-constexpr uint32_t SAMPLE_RARE_DIVISOR = 128;  // those below 1 in so many
+constexpr uint32_t SAMPLE_ALL_BELOW = 1024;   // values of a tile
+constexpr uint32_t SAMPLE_MANY_SYMBOLS = 64;  // above which the rare ones are left out:
+constexpr uint32_t SAMPLE_RARE_DIVISOR = 128; // those below 1 in so many
 ZIP_HOST_DEVICE constexpr uint32_t sample_bit(uint32_t block, uint32_t word, uint32_t s)
 {
     return ((5 * word + s + 4 * block) & 7) * 4 + s;

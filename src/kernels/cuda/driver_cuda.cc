@@ -318,7 +318,8 @@ zip_status_t CudaDriver::prepare_kernels(CUdevice device)
         uint32_t bytes = 0;
         if (kernel.few) {
             // each worker has what a block of the kernel for all multiprocessors has
-            const uint32_t all = number_of({kernel.action, false, false, kernel.dtype, kernel.shape});
+            const uint32_t all =
+                    number_of({kernel.action, false, false, kernel.dtype, kernel.shape});
             bytes = dynamic_bytes_[k] =
                     info_.few_threads / TILE_THREADS * uint32_t(static_bytes[all]);
         } else if (kernel.shape == format::SHAPE_DENSE) {

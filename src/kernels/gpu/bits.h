@@ -10,8 +10,9 @@
 
 namespace zip::gpu {
 
-// Tables for moving bits inside a byte, by the byte of the mask. Byte 0 of an entry: bits set in the mask; bytes 1, 2, 3: the
-// places to which a bit comes (compress) or from which it goes (expand) in the move by 1, 2, 4.
+// Tables for moving bits inside a byte, by the byte of the mask. Byte 0 of an entry: bits set in
+// the mask; bytes 1, 2, 3: the places to which a bit comes (compress) or from which it goes
+// (expand) in the move by 1, 2, 4.
 struct alignas(16) MoveTables {
     uint32_t compress[256], expand[256];
 };
@@ -52,8 +53,9 @@ SIMT_DEVICE uint32_t select(uint32_t mask, uint32_t a, uint32_t b)
 
 // How a mask's bits move; made once for the streams that share the mask.
 struct Moves {
-    uint32_t by1, by2, by4;  // places in all four bytes
-    uint32_t count[4];       // byte 0: bits set in that byte of the mask; the rest is ignored by shifts mod 32
+    uint32_t by1, by2, by4; // places in all four bytes
+    uint32_t count[4]; // byte 0: bits set in that byte of the mask; the rest is ignored by shifts
+                       // mod 32
 };
 
 // `table`: compress or expand of the tables, in shared memory.
@@ -97,8 +99,9 @@ SIMT_DEVICE uint32_t expand_bits(const Moves &m, uint32_t x)
     return select(m.by1, x << 1, x);
 }
 
-// ORs the bits at the top of x (zeros below) into a stream of zeros in shared memory so that they end before bit `end`. Without a
-// branch: a lane with nothing to add aims at a word of its own, `dummy`.
+// ORs the bits at the top of x (zeros below) into a stream of zeros in shared memory so that they
+// end before bit `end`. Without a branch: a lane with nothing to add aims at a word of its own,
+// `dummy`.
 SIMT_DEVICE void put_bits(uint32_t *stream, uint32_t *dummy, uint32_t x, uint32_t end)
 {
     const uint32_t high = simt::funnel_left(x, 0, end), low = simt::funnel_left(0, x, end);
@@ -142,7 +145,8 @@ SIMT_DEVICE void transpose_nibbles(uint32_t (&w)[4])
     }
 }
 
-// The low nibbles of the four bytes of a and of the four of b, packed in order; upper nibbles must be 0.
+// The low nibbles of the four bytes of a and of the four of b, packed in order; upper nibbles must
+// be 0.
 SIMT_DEVICE uint32_t pack_nibbles(uint32_t a, uint32_t b)
 {
     return simt::byte_perm(a | a >> 4, b | b >> 4, 0x6420);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The shapes' cascades on plane words: which bits have a code at which level, and the codes. The planes r[0..3] hold the rank
-// indices of 32 code positions (format.md, section 3); padding has rank index 0. Device code.
+// The shapes' cascades on plane words: which bits have a code at which level, and the codes. The
+// planes r[0..3] hold the rank indices of 32 code positions (format.md, section 3); padding has
+// rank index 0. Device code.
 #ifndef ZIP_KERNELS_GPU_CASCADE_H
 #define ZIP_KERNELS_GPU_CASCADE_H
 
@@ -35,16 +36,19 @@ struct Cascade<format::SHAPE_22228> {
         m[2] = r[3] & r[2];
         m[3] = r[3] & r[2] & r[1] & r[0];
     }
-    SIMT_DEVICE static void level1(const uint32_t (&r)[4], const uint32_t (&m)[LEVELS + 1], uint32_t (&code)[WIDTH1])
+    SIMT_DEVICE static void level1(const uint32_t (&r)[4], const uint32_t (&m)[LEVELS + 1],
+                                   uint32_t (&code)[WIDTH1])
     {
         code[0] = r[0] | m[0];
         code[1] = r[1] | m[0];
     }
-    SIMT_DEVICE static uint32_t code(const uint32_t (&r)[4], const uint32_t (&m)[LEVELS + 1], uint32_t t, uint32_t q)
+    SIMT_DEVICE static uint32_t code(const uint32_t (&r)[4], const uint32_t (&m)[LEVELS + 1],
+                                     uint32_t t, uint32_t q)
     {
         return t == 2 ? r[q] : r[q] | m[t + 1];
     }
-    SIMT_DEVICE static void start(const uint32_t (&code)[WIDTH1], uint32_t (&r)[4], uint32_t (&m)[LEVELS + 1])
+    SIMT_DEVICE static void start(const uint32_t (&code)[WIDTH1], uint32_t (&r)[4],
+                                  uint32_t (&m)[LEVELS + 1])
     {
         r[0] = code[0];
         r[1] = code[1];
@@ -52,7 +56,8 @@ struct Cascade<format::SHAPE_22228> {
         r[2] = m[0];
         r[3] = 0;
     }
-    SIMT_DEVICE static void next(uint32_t t, const uint32_t (&x)[2], uint32_t (&r)[4], uint32_t (&m)[LEVELS + 1])
+    SIMT_DEVICE static void next(uint32_t t, const uint32_t (&x)[2], uint32_t (&r)[4],
+                                 uint32_t (&m)[LEVELS + 1])
     {
         r[0] = (x[0] & m[t]) | (r[0] & ~m[t]);
         r[1] = (x[1] & m[t]) | (r[1] & ~m[t]);
@@ -78,21 +83,25 @@ struct Cascade<format::SHAPE_11238> {
         m[2] = r[3];
         m[3] = r[3] & r[2] & r[1] & r[0];
     }
-    SIMT_DEVICE static void level1(const uint32_t (&)[4], const uint32_t (&m)[LEVELS + 1], uint32_t (&code)[WIDTH1])
+    SIMT_DEVICE static void level1(const uint32_t (&)[4], const uint32_t (&m)[LEVELS + 1],
+                                   uint32_t (&code)[WIDTH1])
     {
         code[0] = m[0];
     }
-    SIMT_DEVICE static uint32_t code(const uint32_t (&r)[4], const uint32_t (&m)[LEVELS + 1], uint32_t t, uint32_t q)
+    SIMT_DEVICE static uint32_t code(const uint32_t (&r)[4], const uint32_t (&m)[LEVELS + 1],
+                                     uint32_t t, uint32_t q)
     {
         return t == 0 ? m[1] : t == 1 ? r[q] | m[2] : r[q];
     }
-    SIMT_DEVICE static void start(const uint32_t (&code)[WIDTH1], uint32_t (&r)[4], uint32_t (&m)[LEVELS + 1])
+    SIMT_DEVICE static void start(const uint32_t (&code)[WIDTH1], uint32_t (&r)[4],
+                                  uint32_t (&m)[LEVELS + 1])
     {
         m[0] = code[0];
         r[0] = r[2] = r[3] = 0;
         r[1] = m[0];
     }
-    SIMT_DEVICE static void next(uint32_t t, const uint32_t (&x)[3], uint32_t (&r)[4], uint32_t (&m)[LEVELS + 1])
+    SIMT_DEVICE static void next(uint32_t t, const uint32_t (&x)[3], uint32_t (&r)[4],
+                                 uint32_t (&m)[LEVELS + 1])
     {
         if (t == 0) { // from 2 to 4 | code
             m[1] = m[0] & x[0];
@@ -122,17 +131,20 @@ struct Cascade<format::SHAPE_38> {
     {
         m[0] = r[0] & r[1] & r[2];
     }
-    SIMT_DEVICE static void level1(const uint32_t (&r)[4], const uint32_t (&)[LEVELS + 1], uint32_t (&code)[WIDTH1])
+    SIMT_DEVICE static void level1(const uint32_t (&r)[4], const uint32_t (&)[LEVELS + 1],
+                                   uint32_t (&code)[WIDTH1])
     {
         code[0] = r[0];
         code[1] = r[1];
         code[2] = r[2];
     }
-    SIMT_DEVICE static uint32_t code(const uint32_t (&)[4], const uint32_t (&)[LEVELS + 1], uint32_t, uint32_t)
+    SIMT_DEVICE static uint32_t code(const uint32_t (&)[4], const uint32_t (&)[LEVELS + 1],
+                                     uint32_t, uint32_t)
     {
         return 0;
     }
-    SIMT_DEVICE static void start(const uint32_t (&code)[WIDTH1], uint32_t (&r)[4], uint32_t (&m)[LEVELS + 1])
+    SIMT_DEVICE static void start(const uint32_t (&code)[WIDTH1], uint32_t (&r)[4],
+                                  uint32_t (&m)[LEVELS + 1])
     {
         r[0] = code[0];
         r[1] = code[1];
@@ -140,7 +152,10 @@ struct Cascade<format::SHAPE_38> {
         r[3] = ~uint32_t(0);
         m[0] = code[0] & code[1] & code[2];
     }
-    SIMT_DEVICE static void next(uint32_t, const uint32_t (&)[1], uint32_t (&)[4], uint32_t (&)[LEVELS + 1]) {}
+    SIMT_DEVICE static void next(uint32_t, const uint32_t (&)[1], uint32_t (&)[4],
+                                 uint32_t (&)[LEVELS + 1])
+    {
+    }
 };
 
 template <>
@@ -158,16 +173,19 @@ struct Cascade<format::SHAPE_DENSE> {
         m[5] = r[3] & r[2];
         m[6] = r[3] & r[2] & r[1] & r[0];
     }
-    SIMT_DEVICE static void level1(const uint32_t (&r)[4], const uint32_t (&m)[LEVELS + 1], uint32_t (&code)[WIDTH1])
+    SIMT_DEVICE static void level1(const uint32_t (&r)[4], const uint32_t (&m)[LEVELS + 1],
+                                   uint32_t (&code)[WIDTH1])
     {
         code[0] = r[0] | m[0];
         code[1] = r[1] | m[0];
     }
-    SIMT_DEVICE static uint32_t code(const uint32_t (&r)[4], const uint32_t (&m)[LEVELS + 1], uint32_t t, uint32_t q)
+    SIMT_DEVICE static uint32_t code(const uint32_t (&r)[4], const uint32_t (&m)[LEVELS + 1],
+                                     uint32_t t, uint32_t q)
     {
         return t < 4 ? m[t + 1] : t == 4 ? r[q] | m[5] : r[q];
     }
-    SIMT_DEVICE static void start(const uint32_t (&code)[WIDTH1], uint32_t (&r)[4], uint32_t (&m)[LEVELS + 1])
+    SIMT_DEVICE static void start(const uint32_t (&code)[WIDTH1], uint32_t (&r)[4],
+                                  uint32_t (&m)[LEVELS + 1])
     {
         m[0] = code[0] & code[1];
         r[0] = code[0] & ~m[0];
@@ -175,7 +193,8 @@ struct Cascade<format::SHAPE_DENSE> {
         r[2] = m[0]; // 4
         r[3] = 0;
     }
-    SIMT_DEVICE static void next(uint32_t t, const uint32_t (&x)[2], uint32_t (&r)[4], uint32_t (&m)[LEVELS + 1])
+    SIMT_DEVICE static void next(uint32_t t, const uint32_t (&x)[2], uint32_t (&r)[4],
+                                 uint32_t (&m)[LEVELS + 1])
     {
         if (t < 4) {
             m[t + 1] = m[t] & x[0];

@@ -33,8 +33,9 @@ constexpr uint32_t number_of(Kernel k)
 {
     return k.action == Kernel::Action::PROBE
                    ? KERNELS - 1
-                   : (((uint32_t(k.whole) * 2 + uint32_t(k.few)) * 2 + uint32_t(k.action)) * format::DTYPES + k.dtype) *
-                                     format::SHAPES +
+                   : (((uint32_t(k.whole) * 2 + uint32_t(k.few)) * 2 + uint32_t(k.action)) *
+                              format::DTYPES +
+                      k.dtype) * format::SHAPES +
                              k.shape;
 }
 constexpr Kernel kernel_of(uint32_t number)
@@ -43,7 +44,8 @@ constexpr Kernel kernel_of(uint32_t number)
         return {Kernel::Action::PROBE, false, false, 0, 0};
     const uint32_t shape = number % format::SHAPES, rest = number / format::SHAPES;
     const uint32_t dtype = rest % format::DTYPES, which = rest / format::DTYPES;
-    return {Kernel::Action(which % 2), (which & 2) != 0, (which & 4) != 0, uint8_t(dtype), uint8_t(shape)};
+    return {Kernel::Action(which % 2), (which & 2) != 0, (which & 4) != 0, uint8_t(dtype),
+            uint8_t(shape)};
 }
 // Whether the image has it. What is stored has no shape, and is copied by one kernel on any number
 // of multiprocessors; shape dense has one kernel too.
@@ -51,8 +53,8 @@ constexpr bool exists(Kernel k)
 {
     if (k.action == Kernel::Action::PROBE)
         return true;
-    if (k.whole && (k.dtype == format::DTYPE_FP64 || k.dtype == format::DTYPE_BYTES || k.shape == format::SHAPE_DENSE ||
-                    (k.few && k.shape == format::SHAPE_11238)))
+    if (k.whole && (k.dtype == format::DTYPE_FP64 || k.dtype == format::DTYPE_BYTES ||
+                    k.shape == format::SHAPE_DENSE || (k.few && k.shape == format::SHAPE_11238)))
         return false;
     if (k.few && (k.dtype == format::DTYPE_BYTES || k.shape == format::SHAPE_DENSE))
         return false;

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Encodes one tile. Device code.
 //
-// 1. Load the values; store low parts, signs and mantissas; keep symbols in registers, and in shared memory for the few that are raw.
+// 1. Load the values; store low parts, signs and mantissas; keep symbols in registers, and in
+// shared memory for the few that are raw.
 // 2. Count a sample of the symbols, rank them, make a table symbol -> rank index.
 // 3. Look every symbol up; transpose the rank indices into planes; level 1 is done.
-// 4. Count the codes of each level (prefix sums over lanes and groups) and take a part of the chunk's tail.
+// 4. Count the codes of each level (prefix sums over lanes and groups) and take a part of the
+// chunk's tail.
 // 5. Compress the codes of each level into the tail in shared memory, then copy it out.
 //
-// Performance: bound by memory at full occupancy (8 blocks of 128 threads, 64 registers), by issue slots where multiprocessors are few.
+// Performance: bound by memory at full occupancy (8 blocks of 128 threads, 64 registers), by issue
+// slots where multiprocessors are few.
 #ifndef ZIP_KERNELS_GPU_ENCODE_H
 #define ZIP_KERNELS_GPU_ENCODE_H
 
@@ -24,15 +27,17 @@ namespace zip::gpu {
 template <uint32_t kGroups, uint32_t kTailWords>
 struct EncodeShared {
     alignas(16) uint32_t histogram[256];
-    // Keys (count << 8 | 255 - symbol) of the symbols in the sample, and of those that are not rare; zeros behind.
+    // Keys (count << 8 | 255 - symbol) of the symbols in the sample, and of those that are not
+    // rare; zeros behind.
     alignas(16) uint32_t seen[256];
     alignas(16) uint32_t frequent[256];
     alignas(16) uint32_t tail[kTailWords + 4];
-    alignas(16) U32x4 symbols[kGroups * 4 * simt::LANES]; // of a group's block h, stripes 2i and 2i + 1: [(h * 2 + i) * 32 + lane]
+    alignas(16) U32x4 symbols[kGroups * 4 * simt::LANES]; // of a group's block h, stripes 2i and 2i
+                                                          // + 1: [(h * 2 + i) * 32 + lane]
     alignas(16) uint32_t compress[256];
     alignas(256) uint8_t rank_of[256]; // for simt::lookup_byte()
     uint32_t dummy[simt::LANES];
-    uint32_t totals[kGroups][4]; // codes of tail levels t and t + 1 in a word
+    uint32_t totals[kGroups][4];   // codes of tail levels t and t + 1 in a word
     alignas(16) uint32_t table[4]; // SYMBOLS
     Job job, next;
     uint64_t tail_offset;
@@ -59,9 +64,9 @@ struct RawTarget {
 
     SIMT_DEVICE uint32_t *at(uint32_t i) const
     {
-        return i < counts_words                ? counts + i
-             : i < counts_words + 4 ? symbols + (i - counts_words)
-                                               : tail + (i - counts_words - 4);
+        return i < counts_words       ? counts + i
+               : i < counts_words + 4 ? symbols + (i - counts_words)
+                                      : tail + (i - counts_words - 4);
     }
 };
 
@@ -83,15 +88,18 @@ SIMT_DEVICE void transpose_bytes(uint32_t (&w)[8])
     }
 }
 
-// Planes of exponents from a block's symbol words (stripe i in [2i, 2i + 2)): bit 4k + i of plane q is bit q of stripe i's value k.
+// Planes of exponents from a block's symbol words (stripe i in [2i, 2i + 2)): bit 4k + i of plane q
+// is bit q of stripe i's value k.
 SIMT_DEVICE void exponent_planes(const uint32_t (&symbol)[8], uint32_t (&plane)[8])
 {
-    // Byte c of word k: value k of stripe c. After the transpose word q holds, in byte c, bit k: bit q of that value; then bits go from 8c + k to 4k + c.
+    // Byte c of word k: value k of stripe c. After the transpose word q holds, in byte c, bit k:
+    // bit q of that value; then bits go from 8c + k to 4k + c.
     uint32_t lower[4], upper[4]; // of the nibbles
     SIMT_UNROLL
     for (uint32_t i = 0; i < 4; ++i) {
         lower[i] = pack_nibbles(symbol[2 * i] & 0x0f0f0f0f, symbol[2 * i + 1] & 0x0f0f0f0f);
-        upper[i] = pack_nibbles(symbol[2 * i] >> 4 & 0x0f0f0f0f, symbol[2 * i + 1] >> 4 & 0x0f0f0f0f);
+        upper[i] =
+                pack_nibbles(symbol[2 * i] >> 4 & 0x0f0f0f0f, symbol[2 * i + 1] >> 4 & 0x0f0f0f0f);
     }
     transpose_nibbles(lower);
     transpose_nibbles(upper);
@@ -123,11 +131,12 @@ SIMT_DEVICE void store_raw_tile(Shared &shared, uint32_t thread, Barrier barrier
     constexpr bool FP64 = T::DTYPE == format::DTYPE_FP64;
     const uint32_t lane = thread % simt::LANES, group = thread / simt::LANES;
     const Job &job = shared.job;
-    const TileExtent tile = tile_extent<T>(job.left(), T::SHAPE != format::SHAPE_DENSE && job.small());
+    const TileExtent tile =
+            tile_extent<T>(job.left(), T::SHAPE != format::SHAPE_DENSE && job.small());
     const uint32_t first_block = group * tile.blocks;
     uint32_t *const level1 = job.level1() + T::WIDTH1 * format::BLOCK_WORDS * first_block;
-    const RawTarget target{reinterpret_cast<uint32_t *>(job.counts()), job.symbols(), job.tail() + shared.tail_offset,
-                           T::CASCADE.counts * tile.groups / 2};
+    const RawTarget target{reinterpret_cast<uint32_t *>(job.counts()), job.symbols(),
+                           job.tail() + shared.tail_offset, T::CASCADE.counts * tile.groups / 2};
     // What the sequence may leave of COUNTS and SYMBOLS is 0.
     for (uint32_t i = thread; i < T::CASCADE.counts * tile.groups; i += T::THREADS)
         job.counts()[i] = 0;
@@ -158,16 +167,19 @@ SIMT_DEVICE void store_raw_tile(Shared &shared, uint32_t thread, Barrier barrier
             SIMT_UNROLL
             for (uint32_t q = 0; q < T::E; ++q) {
                 if (q < T::WIDTH1)
-                    level1[h * T::WIDTH1 * format::BLOCK_WORDS + q * extent.words + lane] = plane[q];
+                    level1[h * T::WIDTH1 * format::BLOCK_WORDS + q * extent.words + lane] =
+                            plane[q];
                 else
-                    *target.at((q - T::WIDTH1) * ((tile.values + 31) / 32) + (first_block + h) * format::BLOCK_WORDS + lane) = plane[q];
+                    *target.at((q - T::WIDTH1) * ((tile.values + 31) / 32) +
+                               (first_block + h) * format::BLOCK_WORDS + lane) = plane[q];
             }
         }
     }
 }
 
 // Writes the header of a chunk whose tail is known, but for `trailing`'s source, which it reads.
-SIMT_DEVICE void write_header(const Job &job, uint8_t dtype, uint8_t shape, bool small, uint32_t value_size, uint64_t tail_words)
+SIMT_DEVICE void write_header(const Job &job, uint8_t dtype, uint8_t shape, bool small,
+                              uint32_t value_size, uint64_t tail_words)
 {
     const uint32_t trailing = uint32_t(job.length()) & (value_size - 1);
     const uint8_t *const end = job.chunk_data() + (job.length() - trailing);
@@ -175,7 +187,8 @@ SIMT_DEVICE void write_header(const Job &job, uint8_t dtype, uint8_t shape, bool
     for (uint32_t i = 0; i < trailing; ++i)
         rest |= uint64_t(end[i]) << (8 * i);
     auto *const header = reinterpret_cast<uint64_t *>(job.chunk());
-    header[0] = uint64_t(format::MAGIC) | uint64_t(format::VERSION) << 16 | uint64_t(dtype) << 24 | uint64_t(shape) << 32 |
+    header[0] = uint64_t(format::MAGIC) | uint64_t(format::VERSION) << 16 | uint64_t(dtype) << 24 |
+                uint64_t(shape) << 32 |
                 uint64_t(format::HEADER_LENGTH / format::HEADER_UNIT) << 40 |
                 uint64_t(small ? format::FLAG_SMALL_TILES : 0) << 48;
     header[1] = job.length();
@@ -192,7 +205,8 @@ SIMT_DEVICE uint64_t progress_word(uint64_t tail_words, uint32_t coding, uint16_
 constexpr uint32_t TAIL_TILES_SHIFT = 40; // in ChunkState::tail
 constexpr uint64_t TAIL_WORDS_MASK = (uint64_t(1) << TAIL_TILES_SHIFT) - 1;
 
-// The bytes between a chunk's sections, which are 0, by the worker of its last tile. Shape and type as in `T`.
+// The bytes between a chunk's sections, which are 0, by the worker of its last tile. Shape and type
+// as in `T`.
 template <class T>
 SIMT_DEVICE void clear_gaps(const Job &job, const TileExtent &tile, uint32_t thread)
 {
@@ -201,14 +215,19 @@ SIMT_DEVICE void clear_gaps(const Job &job, const TileExtent &tile, uint32_t thr
     if (job.tile() + 1 != job.tiles() || thread >= SECTIONS)
         return;
     const uint32_t words = (tile.values + 31) / 32;
-    const uint32_t bytes[SECTIONS] = {T::MANTISSA_BYTES ? tile.values : 4 * T::K * words, LOW * tile.values, (T::TYPE.low_bytes - LOW) * tile.values,
-                                      4 * T::WIDTH1 * words, 2 * T::CASCADE.counts * tile.groups, 8};
+    const uint32_t bytes[SECTIONS] = {T::MANTISSA_BYTES ? tile.values : 4 * T::K * words,
+                                      LOW * tile.values,
+                                      (T::TYPE.low_bytes - LOW) * tile.values,
+                                      4 * T::WIDTH1 * words,
+                                      2 * T::CASCADE.counts * tile.groups,
+                                      8};
     uint8_t *end = job.pointer<uint8_t>(JobWord(JOB_MANTISSA + thread)) + bytes[thread];
     for (; (reinterpret_cast<uintptr_t>(end) & (format::SECTION_ALIGN - 1)) != 0; ++end)
         *end = 0;
 }
 
-// One thread, once the worker has written all of its tile: the last worker of the chunk says that it is done.
+// One thread, once the worker has written all of its tile: the last worker of the chunk says that
+// it is done.
 SIMT_DEVICE void encode_done(const Job &job, uint32_t coding, uint16_t seq)
 {
     if (uint32_t(simt::atomic_add_acq_rel(&job.state()->done, 1)) + 1 != job.tiles())
@@ -221,7 +240,8 @@ SIMT_DEVICE void encode_done(const Job &job, uint32_t coding, uint16_t seq)
 
 // kWhole: the tile is whole, not small, and reached otherwise than in parts.
 template <class T, bool kWhole, class Shared, class Barrier>
-SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &shared, uint32_t thread, Reach reach, Barrier barrier)
+SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &shared,
+                             uint32_t thread, Reach reach, Barrier barrier)
 {
     using C = Cascade<T::SHAPE>;
     constexpr uint32_t H = T::GROUP_BLOCKS, L = C::LEVELS;
@@ -269,7 +289,8 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
     for (uint32_t h = 0; h < H; ++h)
         start_split(split[h]);
     constexpr uint32_t LOW = T::TYPE.low_bytes > 2 ? 2 : T::TYPE.low_bytes;
-    const BlockSections to{job.mantissa() + at_block, job.low() + at_block * LOW, job.low2() + at_block * 4};
+    const BlockSections to{job.mantissa() + at_block, job.low() + at_block * LOW,
+                           job.low2() + at_block * 4};
     SIMT_UNROLL
     for (uint32_t batch = 0; batch < ALL_ROWS / BATCH; ++batch) {
         if (batch != 0)
@@ -281,11 +302,12 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
                                       to.low + h * format::BLOCK_VALUES * LOW,
                                       to.low2 + h * format::BLOCK_VALUES * 4};
             if constexpr (kWhole) {
-                split_row<T>(v[i], row % T::ROWS, row % T::ROWS * simt::LANES + lane, true, T::ROW_VALUES, block, split[h]);
+                split_row<T>(v[i], row % T::ROWS, row % T::ROWS * simt::LANES + lane, true,
+                             T::ROW_VALUES, block, split[h]);
             } else {
                 const uint32_t bytes = vector_bytes<T>(extent[h], row % T::ROWS, lane);
-                split_row<T>(v[i], row % T::ROWS, row % T::ROWS * extent[h].words + lane, bytes == 16, bytes / T::SIZE, block,
-                             split[h]);
+                split_row<T>(v[i], row % T::ROWS, row % T::ROWS * extent[h].words + lane,
+                             bytes == 16, bytes / T::SIZE, block, split[h]);
             }
         }
     }
@@ -293,7 +315,8 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
         SIMT_UNROLL
         for (uint32_t h = 0; h < H; ++h) {
             finish_split(split[h]);
-            auto *const planes = reinterpret_cast<uint32_t *>(job.mantissa()) + T::K * format::BLOCK_WORDS * (first_block + h);
+            auto *const planes = reinterpret_cast<uint32_t *>(job.mantissa()) +
+                                 T::K * format::BLOCK_WORDS * (first_block + h);
             if (lane < extent[h].words) {
                 SIMT_UNROLL
                 for (uint32_t q = 0; q < T::K; ++q)
@@ -317,9 +340,12 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
             SIMT_UNROLL
             for (uint32_t i = 0; i < 4; ++i) {
                 for (uint32_t n = 0; n < (sample_all ? 8u : DENSE ? 2u : 1u); ++n) {
-                    const uint32_t k = sample_all ? n : format::sample_bit(first_block + h, lane, i) / 4 ^ 4 * n;
+                    const uint32_t k =
+                            sample_all ? n
+                                       : format::sample_bit(first_block + h, lane, i) / 4 ^ 4 * n;
                     const uint32_t e = half_of(split[h].wide + 4 * i, k);
-                    if ((exists[h] >> (4 * k + i) & 1) != 0 && e != format::FP64_INFINITY && e > largest)
+                    if ((exists[h] >> (4 * k + i) & 1) != 0 && e != format::FP64_INFINITY &&
+                        e > largest)
                         largest = e;
                 }
             }
@@ -342,9 +368,11 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
                 SIMT_UNROLL
                 for (uint32_t c = 0; c < 4; ++c) {
                     const uint32_t k = 4 * (j & 1) + c;
-                    const uint32_t e = split[h].wide[4 * (j / 2) + k / 2] >> (16 * (k & 1)) & 0xffff;
+                    const uint32_t e =
+                            split[h].wide[4 * (j / 2) + k / 2] >> (16 * (k & 1)) & 0xffff;
                     const uint32_t s = format::fp64_symbol(e, base);
-                    missing = missing || (s == format::NO_SYMBOL && (exists[h] >> (4 * k + j / 2) & 1) != 0);
+                    missing = missing ||
+                              (s == format::NO_SYMBOL && (exists[h] >> (4 * k + j / 2) & 1) != 0);
                     packed |= (s & 255) << (8 * c);
                 }
                 split[h].symbol[j] = packed;
@@ -377,16 +405,19 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
         }
         SIMT_UNROLL
         for (uint32_t i = 0; i < 2; ++i)
-            symbols[(2 * h + i) * simt::LANES] = {split[h].symbol[4 * i], split[h].symbol[4 * i + 1], split[h].symbol[4 * i + 2],
-                                                 split[h].symbol[4 * i + 3]};
+            symbols[(2 * h + i) * simt::LANES] = {
+                    split[h].symbol[4 * i], split[h].symbol[4 * i + 1], split[h].symbol[4 * i + 2],
+                    split[h].symbol[4 * i + 3]};
     }
     barrier.sync();
 
-    prefetch_part(launch, next_tile, shared.next, JOB_DATA, T::VALUES * T::SIZE, thread, T::THREADS);
+    prefetch_part(launch, next_tile, shared.next, JOB_DATA, T::VALUES * T::SIZE, thread,
+                  T::THREADS);
 
     // Rank by count: a key's rank is the number of larger keys.
     constexpr uint32_t OWN = 256 / T::THREADS; // symbols a thread
-    const uint32_t rare = format::sample_rare(kWhole ? T::VALUES / (DENSE ? 4 : 8) : shared.samples);
+    const uint32_t rare =
+            format::sample_rare(kWhole ? T::VALUES / (DENSE ? 4 : 8) : shared.samples);
     uint32_t key[OWN];
     SIMT_UNROLL
     for (uint32_t u = 0; u < OWN; ++u) {
@@ -401,7 +432,8 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
     {
         const bool many = shared.seen_count > format::SAMPLE_MANY_SYMBOLS;
         const uint32_t length = many ? shared.frequent_count : shared.seen_count;
-        const auto *const list = reinterpret_cast<const U32x4 *>(many ? shared.frequent : shared.seen);
+        const auto *const list =
+                reinterpret_cast<const U32x4 *>(many ? shared.frequent : shared.seen);
         SIMT_UNROLL
         for (uint32_t u = 0; u < OWN; ++u) {
             uint32_t rank = T::CASCADE.symbols;
@@ -432,7 +464,8 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
             uint32_t n = 0;
             SIMT_UNROLL
             for (uint32_t k = 0; k < 8; ++k) {
-                n += simt::lookup_byte(shared.rank_of, split[h].symbol[2 * i + k / 4], k % 4) << (4 * k);
+                n += simt::lookup_byte(shared.rank_of, split[h].symbol[2 * i + k / 4], k % 4)
+                     << (4 * k);
             }
             r[h][i] = n;
         }
@@ -444,8 +477,8 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
         }
     }
 
-    // 4. Who has codes where, raw symbols being the last level. before[t]: the tile's codes at tail level t before this lane's in block 0
-    // (lower half) and in block 1.
+    // 4. Who has codes where, raw symbols being the last level. before[t]: the tile's codes at tail
+    // level t before this lane's in block 0 (lower half) and in block 1.
     constexpr uint32_t COUNTED = L + 1, PAIRS = (COUNTED + 1) / 2;
     uint32_t m[H][COUNTED], before[COUNTED];
     SIMT_UNROLL
@@ -454,7 +487,8 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
     uint32_t of_group = 0;
     SIMT_UNROLL
     for (uint32_t t = 0; t < COUNTED; ++t) {
-        const uint32_t own = simt::popcount(m[0][t]) | simt::popcount(m[1][t]) << 16, sum = prefix_sum(own, lane);
+        const uint32_t own = simt::popcount(m[0][t]) | simt::popcount(m[1][t]) << 16,
+                       sum = prefix_sum(own, lane);
         const uint32_t last = simt::shuffle(sum, simt::LANES - 1);
         before[t] = sum - own + (last << 16);
         of_group |= ((last & 0xffff) + (last >> 16)) << (16 * (t & 1));
@@ -478,21 +512,28 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
     SIMT_UNROLL
     for (uint32_t t = 0; t < COUNTED; ++t) // twice the half that is meant
         before[t] += simt::byte_perm(of_former[t / 2], 0, t & 1 ? 0x3232 : 0x1010);
-    auto count_of = [&total](uint32_t t) { return t & 1 ? total[t / 2] >> 16 : total[t / 2] & 0xffff; };
-    auto before_of = [&before](uint32_t t, uint32_t h) { return h != 0 ? before[t] >> 16 : before[t] & 0xffff; };
+    auto count_of = [&total](uint32_t t) {
+        return t & 1 ? total[t / 2] >> 16 : total[t / 2] & 0xffff;
+    };
+    auto before_of = [&before](uint32_t t, uint32_t h) {
+        return h != 0 ? before[t] >> 16 : before[t] & 0xffff;
+    };
     uint32_t bits = 0;
     SIMT_UNROLL
     for (uint32_t t = 0; t < L; ++t)
         bits += C::width(t) * count_of(t);
-    const uint32_t raw_words = kWhole ? most_tail_words<T>() : format::raw_tail_words({T::DTYPE, T::SHAPE, small}, values);
+    const uint32_t raw_words = kWhole ? most_tail_words<T>()
+                                      : format::raw_tail_words({T::DTYPE, T::SHAPE, small}, values);
     const uint32_t coded_words = format::coded_tail_words(bits, count_of(L));
     const bool raw = coded_words >= raw_words || (FP64 && shared.no_symbol != 0);
     const uint32_t words = raw ? raw_words : coded_words;
     if (thread == 0) {
-        const uint64_t old = simt::atomic_add(&job.state()->tail, uint64_t(1) << TAIL_TILES_SHIFT | words);
+        const uint64_t old =
+                simt::atomic_add(&job.state()->tail, uint64_t(1) << TAIL_TILES_SHIFT | words);
         const uint64_t offset = old & TAIL_WORDS_MASK;
         shared.tail_offset = offset;
-        *job.tile_header() = format::tile_header(offset, words, raw ? format::TILE_RAW : format::TILE_CODED);
+        *job.tile_header() =
+                format::tile_header(offset, words, raw ? format::TILE_RAW : format::TILE_CODED);
         if (uint32_t(old >> TAIL_TILES_SHIFT) + 1 == job.tiles()) {
             if (job.progress() == nullptr)
                 job.state()->tail = 0;
@@ -509,12 +550,15 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
             if (lane < extent[h].words) {
                 SIMT_UNROLL
                 for (uint32_t q = 0; q < T::WIDTH1; ++q)
-                    simt::store_stream(level1 + (h * T::WIDTH1 * format::BLOCK_WORDS + q * extent[h].words + lane), code[q]);
+                    simt::store_stream(level1 + (h * T::WIDTH1 * format::BLOCK_WORDS +
+                                                 q * extent[h].words + lane),
+                                       code[q]);
             }
         }
         if (T::CASCADE.counts != 0 && thread < (kWhole ? T::GROUPS : tile.groups)) {
             if constexpr (T::CASCADE.counts == 4)
-                reinterpret_cast<U32x2 *>(job.counts())[thread] = {shared.totals[thread][0], shared.totals[thread][1]};
+                reinterpret_cast<U32x2 *>(job.counts())[thread] = {shared.totals[thread][0],
+                                                                   shared.totals[thread][1]};
             else
                 job.counts()[thread] = uint16_t(shared.totals[thread][0]);
         }
@@ -548,7 +592,9 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
                         SIMT_UNROLL
                         for (uint32_t q = 0; q < C::width(t); ++q) {
                             const uint32_t place = at + q * count;
-                            simt::atomic_or_shared(&shared.tail[place >> 5], (C::code(r[h], m[h], t, q) >> bit & 1) << (place & 31));
+                            simt::atomic_or_shared(&shared.tail[place >> 5],
+                                                   (C::code(r[h], m[h], t, q) >> bit & 1)
+                                                           << (place & 31));
                         }
                         ++at;
                     }
@@ -557,18 +603,21 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
                 const Moves moves = moves_of(shared.compress, m[h][t]);
                 SIMT_UNROLL
                 for (uint32_t q = 0; q < C::width(t); ++q)
-                    put_bits(shared.tail, dummy, compress_bits(moves, C::code(r[h], m[h], t, q)), stream + q * count + end);
+                    put_bits(shared.tail, dummy, compress_bits(moves, C::code(r[h], m[h], t, q)),
+                             stream + q * count + end);
             }
             stream += C::width(t) * count;
         }
         SIMT_UNROLL
         for (uint32_t h = 0; h < H; ++h) {
-            const auto *const own_symbols = reinterpret_cast<const uint8_t *>(symbols + 2 * h * simt::LANES);
+            const auto *const own_symbols =
+                    reinterpret_cast<const uint8_t *>(symbols + 2 * h * simt::LANES);
             uint32_t left_raw = m[h][L], raw_at = (stream + 7) / 8 + before_of(L, h); // in bytes
             while (left_raw != 0) {
                 const uint32_t bit = simt::find_first(left_raw), stripe = bit & 3, k = bit >> 2;
                 left_raw &= left_raw - 1;
-                const uint32_t symbol = own_symbols[(stripe >> 1) * (16 * simt::LANES) + (stripe & 1) * 8 + k];
+                const uint32_t symbol =
+                        own_symbols[(stripe >> 1) * (16 * simt::LANES) + (stripe & 1) * 8 + k];
                 simt::atomic_or_shared(&shared.tail[raw_at / 4], symbol << (8 * (raw_at & 3)));
                 ++raw_at;
             }
@@ -589,7 +638,10 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
                     uint32_t word = 0;
                     SIMT_UNROLL
                     for (uint32_t b = 0; b < 32; ++b)
-                        word |= (split[h].wide[4 * (b & 3) + (b >> 2) / 2] >> (16 * (b >> 2 & 1) + q) & 1) << b;
+                        word |= (split[h].wide[4 * (b & 3) + (b >> 2) / 2] >>
+                                         (16 * (b >> 2 & 1) + q) &
+                                 1)
+                                << b;
                     shared.tail[((group * H + h) * 11 + q) * simt::LANES + lane] = word;
                 }
             }
@@ -606,7 +658,8 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
 
 // A chunk without a whole value is its header.
 template <class T, class Shared>
-SIMT_DEVICE void encode_empty(const Launch &launch, uint32_t next_tile, Shared &shared, uint32_t thread)
+SIMT_DEVICE void encode_empty(const Launch &launch, uint32_t next_tile, Shared &shared,
+                              uint32_t thread)
 {
     const Job &job = shared.job;
     leave_next_job(launch, next_tile, shared.next, thread / simt::LANES);
@@ -619,7 +672,8 @@ SIMT_DEVICE void encode_empty(const Launch &launch, uint32_t next_tile, Shared &
 
 // The tile in shared.job. kWholeOnly: it is whole and not small.
 template <class T, bool kWholeOnly, class Shared, class Barrier>
-SIMT_DEVICE void encode_any_extent(const Launch &launch, uint32_t next_tile, Shared &shared, uint32_t thread, Barrier barrier)
+SIMT_DEVICE void encode_any_extent(const Launch &launch, uint32_t next_tile, Shared &shared,
+                                   uint32_t thread, Barrier barrier)
 {
     const Job &job = shared.job;
     const bool aligned = (reinterpret_cast<uintptr_t>(job.data()) & 15) == 0;
@@ -632,7 +686,8 @@ SIMT_DEVICE void encode_any_extent(const Launch &launch, uint32_t next_tile, Sha
         if (small || job.left() < T::VALUES || !inside)
             return encode_tile<T, false>(launch, next_tile, shared, thread, Reach::PARTS, barrier);
     }
-    encode_tile<T, true>(launch, next_tile, shared, thread, aligned ? Reach::ALIGNED : Reach::SHIFTED, barrier);
+    encode_tile<T, true>(launch, next_tile, shared, thread,
+                         aligned ? Reach::ALIGNED : Reach::SHIFTED, barrier);
 }
 
 // Before each tile. No barrier at the end. kTailWords: most that the kernel's type needs.
@@ -640,7 +695,8 @@ template <uint32_t kThreads, uint32_t kTailWords, class Shared>
 SIMT_DEVICE void clear_shared(Shared &shared, uint32_t thread)
 {
     constexpr uint32_t LISTS = 192, TAIL = (kTailWords + 3) / 4; // vectors
-    static_assert(sizeof(shared.histogram) + sizeof(shared.seen) + sizeof(shared.frequent) == 16 * LISTS);
+    static_assert(sizeof(shared.histogram) + sizeof(shared.seen) + sizeof(shared.frequent) ==
+                  16 * LISTS);
     auto *const lists = reinterpret_cast<U32x4 *>(shared.histogram);
     auto *const tail = reinterpret_cast<U32x4 *>(shared.tail);
     SIMT_UNROLL
@@ -656,7 +712,8 @@ SIMT_DEVICE void clear_shared(Shared &shared, uint32_t thread)
     if (thread < 4)
         shared.table[thread] = 0;
     if (thread == 0)
-        shared.seen_count = shared.frequent_count = shared.samples = shared.largest = shared.no_symbol = 0;
+        shared.seen_count = shared.frequent_count = shared.samples = shared.largest =
+                shared.no_symbol = 0;
 }
 
 } // namespace zip::gpu

@@ -12,53 +12,60 @@ namespace zip::gpu {
 
 constexpr uint32_t TILE_THREADS = 128;       // that work on a tile, all shapes but dense
 constexpr uint32_t DENSE_TILE_THREADS = 256; // on a tile of shape dense
-// With a limit on multiprocessors a thread block holds several workers of TILE_THREADS threads, so many that
-// it fills a multiprocessor: only then does the number of blocks bound the number of multiprocessors.
+// With a limit on multiprocessors a thread block holds several workers of TILE_THREADS threads, so
+// many that it fills a multiprocessor: only then does the number of blocks bound the number of
+// multiprocessors.
 constexpr uint32_t FEW_SM_THREADS = 1024;
-constexpr uint32_t STORED_TILE_BYTES = 16384; // piece of a stored chunk (ZIP_DTYPE_BYTES) that a worker copies
+constexpr uint32_t STORED_TILE_BYTES =
+        16384; // piece of a stored chunk (ZIP_DTYPE_BYTES) that a worker copies
 constexpr uint32_t INLINE_ITEMS = 6; // as many as fit the argument
 
-// What a worker has to know of its tile, 64-bit words. Each is a linear function of the chunk's number in its item and of the tile's number in
-// its chunk, and differs for the last chunk: so a lane a word finds them all at once, without a branch.
+// What a worker has to know of its tile, 64-bit words. Each is a linear function of the chunk's
+// number in its item and of the tile's number in its chunk, and differs for the last chunk: so a
+// lane a word finds them all at once, without a branch.
 enum JobWord : uint32_t {
-    JOB_DATA,         // the tile's place in the original
-    JOB_MANTISSA,     // its parts of the chunk's sections (a stored chunk: MANTISSA is the original)
+    JOB_DATA,     // the tile's place in the original
+    JOB_MANTISSA, // its parts of the chunk's sections (a stored chunk: MANTISSA is the original)
     JOB_LOW,
     JOB_LOW2,
     JOB_LEVEL1,
     JOB_COUNTS,
     JOB_TILE_HEADER,
     JOB_SYMBOLS,
-    JOB_TAIL,         // the chunk's tail
-    JOB_CHUNK,        // the chunk's header
-    JOB_CHUNK_DATA,   // the chunk's original
-    JOB_STATE,        // the chunk's ChunkState
-    JOB_PROGRESS,     // its progress word, or 0
-    JOB_LENGTH,       // its original bytes
-    JOB_TAIL_ROOM,    // bytes that may be touched from the tail's start (a stored chunk's end) on
-    JOB_TILES,        // in the chunk
-    JOB_LEFT,         // values from the tile's first one to the chunk's end
-    JOB_TILE,         // the tile's number
-    JOB_FLAGS,        // see below
+    JOB_TAIL,       // the chunk's tail
+    JOB_CHUNK,      // the chunk's header
+    JOB_CHUNK_DATA, // the chunk's original
+    JOB_STATE,      // the chunk's ChunkState
+    JOB_PROGRESS,   // its progress word, or 0
+    JOB_LENGTH,     // its original bytes
+    JOB_TAIL_ROOM,  // bytes that may be touched from the tail's start (a stored chunk's end) on
+    JOB_TILES,      // in the chunk
+    JOB_LEFT,       // values from the tile's first one to the chunk's end
+    JOB_TILE,       // the tile's number
+    JOB_FLAGS,      // see below
     JOB_WORDS
 };
-constexpr uint64_t JOB_LAST = 1, JOB_SMALL = 2, JOB_ADD = 4; // the item's last chunk; small tiles; ZIP_GPU_ADD
+constexpr uint64_t JOB_LAST = 1, JOB_SMALL = 2,
+                   JOB_ADD = 4; // the item's last chunk; small tiles; ZIP_GPU_ADD
 
-// One zip_gpu_item_t, under one coding. A chunk without a whole value (and so without tiles) counts as one tile: somebody must write
-// its header. A stored chunk's tiles are pieces of STORED_TILE_BYTES.
+// One zip_gpu_item_t, under one coding. A chunk without a whole value (and so without tiles) counts
+// as one tile: somebody must write its header. A stored chunk's tiles are pieces of
+// STORED_TILE_BYTES.
 struct alignas(16) Item {
     uint32_t first_tile;  // of the launch's tiles
     uint32_t chunk_tiles; // in every chunk but the last
     uint32_t chunk_count;
-    uint32_t chunk_log2;  // of chunk_tiles, or 32 if that is no power of two
-    // Word k of a job is value[last chunk][k] + chunk * chunk_step[k] + tile * tile_step[k], mod 2^64.
+    uint32_t chunk_log2; // of chunk_tiles, or 32 if that is no power of two
+    // Word k of a job is value[last chunk][k] + chunk * chunk_step[k] + tile * tile_step[k], mod
+    // 2^64.
     uint64_t value[2][JOB_WORDS];
     uint64_t chunk_step[JOB_WORDS];
     uint64_t tile_step[JOB_WORDS];
-    const void *probe;       // zip_probe_t on the device, or null. If it says another dtype or shape than these, there is nothing to do.
-                             // zip_probe writes it, of the JOB_LENGTH bytes at JOB_DATA of the last chunk.
+    const void *probe; // zip_probe_t on the device, or null. If it says another dtype or shape than
+                       // these, there is nothing to do. zip_probe writes it, of the JOB_LENGTH
+                       // bytes at JOB_DATA of the last chunk.
     uint16_t dtype, shape;
-    uint32_t any_shape;      // not 0: the probe's shape does not matter
+    uint32_t any_shape; // not 0: the probe's shape does not matter
 };
 
 // What workers on one chunk share. All zero between launches: who finishes a chunk clears it.
@@ -72,7 +79,7 @@ struct Launch {
     const Item *table; // device memory; null: `inline_items`
     ChunkState *states;
     uint32_t items;
-    uint32_t tiles;    // of all items
+    uint32_t tiles; // of all items
     uint32_t reserved0;
     uint16_t seq;
     uint16_t reserved;
@@ -80,15 +87,20 @@ struct Launch {
 };
 static_assert(sizeof(Launch) <= 4096, "kernel arguments are at most 4 KiB on every back end");
 
-// Names of the kernels in the images, <type> and <shape> being names of zip_dtype_name() and zip_shape_name():
-//   zip_encode_<type>_<shape>, zip_decode_...             blocks of TILE_THREADS threads (shape dense: DENSE_TILE_THREADS)
-//   zip_encode_whole_<type>_<shape>, zip_decode_...       likewise, for launches whose tiles are all whole, not small and (encode) aligned to 16 bytes: less
+// Names of the kernels in the images, <type> and <shape> being names of zip_dtype_name() and
+// zip_shape_name():
+//   zip_encode_<type>_<shape>, zip_decode_...             blocks of TILE_THREADS threads (shape
+//   dense: DENSE_TILE_THREADS) zip_encode_whole_<type>_<shape>, zip_decode_...       likewise, for
+//   launches whose tiles are all whole, not small and (encode) aligned to 16 bytes: less
 //                                                         code is faster code
-//   zip_encode_few_<type>_<shape>, zip_decode_...,        blocks of workers of TILE_THREADS threads, at most simt::FEW_THREADS in all, each worker with as
-//   zip_encode_few_whole_<type>_<shape>, ...              much dynamic shared memory as a block of the first kernel has
-//   zip_encode_bytes, zip_decode_bytes                    blocks of TILE_THREADS threads
-//   zip_probe                                             blocks of TILE_THREADS threads, one an item
-// The blocks take the tiles in turn, whatever their number. A batch takes a launch for each type and shape. driver.h says which exist.
+//   zip_encode_few_<type>_<shape>, zip_decode_...,        blocks of workers of TILE_THREADS
+//   threads, at most simt::FEW_THREADS in all, each worker with as
+//   zip_encode_few_whole_<type>_<shape>, ...              much dynamic shared memory as a block of
+//   the first kernel has zip_encode_bytes, zip_decode_bytes                    blocks of
+//   TILE_THREADS threads zip_probe                                             blocks of
+//   TILE_THREADS threads, one an item
+// The blocks take the tiles in turn, whatever their number. A batch takes a launch for each type
+// and shape. driver.h says which exist.
 
 } // namespace zip::gpu
 #endif

@@ -14,27 +14,33 @@
 namespace zip::gpu {
 
 // Most words of a part of the tail: raw tiles of the type with the widest exponents.
-constexpr uint32_t TAIL_WORDS = most_tail_words<TileTraits<format::DTYPE_FP64, format::SHAPE_11238>>();
+constexpr uint32_t TAIL_WORDS =
+        most_tail_words<TileTraits<format::DTYPE_FP64, format::SHAPE_11238>>();
 // An encoder needs room for fp64's planes of exponents instead, of 11 bits each.
-constexpr uint32_t ENCODE_TAIL_WORDS = 8 * 11 * simt::LANES, DENSE_ENCODE_TAIL_WORDS = 16 * 11 * simt::LANES;
-constexpr uint32_t DENSE_TAIL_WORDS = most_tail_words<TileTraits<format::DTYPE_FP64, format::SHAPE_DENSE>>();
+constexpr uint32_t ENCODE_TAIL_WORDS = 8 * 11 * simt::LANES,
+                   DENSE_ENCODE_TAIL_WORDS = 16 * 11 * simt::LANES;
+constexpr uint32_t DENSE_TAIL_WORDS =
+        most_tail_words<TileTraits<format::DTYPE_FP64, format::SHAPE_DENSE>>();
 using EncodeMemory = EncodeShared<4, ENCODE_TAIL_WORDS>;
 using DecodeMemory = DecodeShared<4, TAIL_WORDS>;
 using DenseEncodeMemory = EncodeShared<8, DENSE_ENCODE_TAIL_WORDS>;
 using DenseDecodeMemory = DecodeShared<8, DENSE_TAIL_WORDS>;
 
 // A piece of a stored chunk: the same copy in both directions.
-SIMT_DEVICE void copy_piece(uint8_t *to, const uint8_t *from, uint64_t length, uint32_t piece, uint32_t thread, uint32_t threads)
+SIMT_DEVICE void copy_piece(uint8_t *to, const uint8_t *from, uint64_t length, uint32_t piece,
+                            uint32_t thread, uint32_t threads)
 {
     const uint64_t first = uint64_t(piece) * STORED_TILE_BYTES;
-    const uint32_t bytes = length - first < STORED_TILE_BYTES ? uint32_t(length - first) : STORED_TILE_BYTES;
+    const uint32_t bytes =
+            length - first < STORED_TILE_BYTES ? uint32_t(length - first) : STORED_TILE_BYTES;
     to += first;
     from += first;
     uint32_t done = 0;
     if (((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) & 15) == 0) {
         done = bytes / 16 * 16;
         for (uint32_t i = thread; i < bytes / 16; i += threads)
-            simt::store_stream(reinterpret_cast<U32x4 *>(to) + i, simt::load_stream(reinterpret_cast<const U32x4 *>(from) + i));
+            simt::store_stream(reinterpret_cast<U32x4 *>(to) + i,
+                               simt::load_stream(reinterpret_cast<const U32x4 *>(from) + i));
     }
     for (uint32_t i = done + thread; i < bytes; i += threads)
         to[i] = from[i];
@@ -46,7 +52,8 @@ struct StoredMemory {
 };
 
 template <class Barrier>
-SIMT_DEVICE void encode_stored(const Launch &launch, const Job &job, uint32_t thread, uint32_t threads, Barrier barrier)
+SIMT_DEVICE void encode_stored(const Launch &launch, const Job &job, uint32_t thread,
+                               uint32_t threads, Barrier barrier)
 {
     copy_piece(job.mantissa(), job.chunk_data(), job.length(), job.tile(), thread, threads);
     if (job.tile() == 0 && thread == 0)
@@ -59,15 +66,17 @@ SIMT_DEVICE void encode_stored(const Launch &launch, const Job &job, uint32_t th
 }
 
 template <class Barrier>
-SIMT_DEVICE void decode_stored(const Launch &launch, const Job &job, uint32_t &shared_status, uint32_t thread, uint32_t threads,
-                               Barrier barrier)
+SIMT_DEVICE void decode_stored(const Launch &launch, const Job &job, uint32_t &shared_status,
+                               uint32_t thread, uint32_t threads, Barrier barrier)
 {
     if (thread == 0) {
         const auto *const header = reinterpret_cast<const uint64_t *>(job.chunk());
         const uint64_t word = simt::load_hostile(header);
-        const bool as_expected = (word & ~OPTIONAL_FLAGS) == expected_header(format::DTYPE_BYTES, format::SHAPE_STORED, false);
+        const bool as_expected = (word & ~OPTIONAL_FLAGS) ==
+                                 expected_header(format::DTYPE_BYTES, format::SHAPE_STORED, false);
         // No tail; and the room holds the original, or the launcher would have refused the item.
-        const bool ok = as_expected && simt::load_hostile(header + 1) == job.length() && simt::load_hostile(header + 2) == 0;
+        const bool ok = as_expected && simt::load_hostile(header + 1) == job.length() &&
+                        simt::load_hostile(header + 2) == 0;
         shared_status = ok ? DONE : header_status(word, as_expected);
     }
     barrier.sync();
@@ -83,8 +92,8 @@ SIMT_DEVICE void decode_stored(const Launch &launch, const Job &job, uint32_t &s
 
 // A worker's tiles: one in `workers`. While it has a tile it finds its next job.
 template <class Shared, class Barrier, class Clear, class One>
-SIMT_DEVICE void take_turns(const Launch &launch, uint32_t worker, uint32_t workers, Shared &shared, uint32_t thread, Barrier barrier,
-                            Clear clear, One one)
+SIMT_DEVICE void take_turns(const Launch &launch, uint32_t worker, uint32_t workers, Shared &shared,
+                            uint32_t thread, Barrier barrier, Clear clear, One one)
 {
     if (worker >= launch.tiles)
         return;
@@ -101,12 +110,14 @@ SIMT_DEVICE void take_turns(const Launch &launch, uint32_t worker, uint32_t work
         barrier.sync(); // shared memory is the former tile's until all are through with it
         static_assert(sizeof(Job) / 4 <= TILE_THREADS);
         if (thread < sizeof(Job) / 4)
-            reinterpret_cast<uint32_t *>(&shared.job)[thread] = reinterpret_cast<const uint32_t *>(&shared.next)[thread];
+            reinterpret_cast<uint32_t *>(&shared.job)[thread] =
+                    reinterpret_cast<const uint32_t *>(&shared.next)[thread];
     }
 }
 
 template <class T, bool kWholeOnly, class Shared, class Barrier>
-SIMT_DEVICE void encode_all(const Launch &launch, uint32_t worker, uint32_t workers, Shared &shared, uint32_t thread, Barrier barrier)
+SIMT_DEVICE void encode_all(const Launch &launch, uint32_t worker, uint32_t workers, Shared &shared,
+                            uint32_t thread, Barrier barrier)
 {
     load_table(shared.compress, reinterpret_cast<const U32x4 *>(MOVE_TABLES.compress), thread);
     auto clear = [&] { clear_shared<T::THREADS, most_tail_words<T>()>(shared, thread); };
@@ -118,53 +129,65 @@ SIMT_DEVICE void encode_all(const Launch &launch, uint32_t worker, uint32_t work
 }
 
 template <class T, bool kWholeOnly, class Shared, class Barrier>
-SIMT_DEVICE void decode_all(const Launch &launch, uint32_t worker, uint32_t workers, Shared &shared, uint32_t thread, Barrier barrier)
+SIMT_DEVICE void decode_all(const Launch &launch, uint32_t worker, uint32_t workers, Shared &shared,
+                            uint32_t thread, Barrier barrier)
 {
     load_table(shared.expand, reinterpret_cast<const U32x4 *>(MOVE_TABLES.expand), thread);
-    take_turns(launch, worker, workers, shared, thread, barrier, [] {}, [&](uint32_t next) {
-        if (!kWholeOnly && shared.job.left() == 0)
-            return decode_empty<T>(launch, next, shared, thread);
-        if (kWholeOnly || (shared.job.left() >= T::VALUES && (T::SHAPE == format::SHAPE_DENSE || !shared.job.small())))
-            decode_tile<T, true>(launch, next, shared, thread, barrier);
-        else if constexpr (!kWholeOnly)
-            decode_tile<T, false>(launch, next, shared, thread, barrier);
-    });
+    take_turns(
+            launch, worker, workers, shared, thread, barrier, [] {},
+            [&](uint32_t next) {
+                if (!kWholeOnly && shared.job.left() == 0)
+                    return decode_empty<T>(launch, next, shared, thread);
+                if (kWholeOnly || (shared.job.left() >= T::VALUES &&
+                                   (T::SHAPE == format::SHAPE_DENSE || !shared.job.small())))
+                    decode_tile<T, true>(launch, next, shared, thread, barrier);
+                else if constexpr (!kWholeOnly)
+                    decode_tile<T, false>(launch, next, shared, thread, barrier);
+            });
 }
 
 } // namespace zip::gpu
 
-// The kernels of one coding, for a source file that has ZIP_KERNEL_TYPE (bf16), ZIP_KERNEL_DTYPE (BF16) and ZIP_KERNEL_BLOCKS (of TILE_THREADS threads, that shall
-// fit a multiprocessor: 8 leave 64 registers a thread).
+// The kernels of one coding, for a source file that has ZIP_KERNEL_TYPE (bf16), ZIP_KERNEL_DTYPE
+// (BF16) and ZIP_KERNEL_BLOCKS (of TILE_THREADS threads, that shall fit a multiprocessor: 8 leave
+// 64 registers a thread).
 #ifdef ZIP_KERNEL_TYPE
 #define ZIP_JOIN_(a, b, c) a##b##_##c
 #define ZIP_JOIN(a, b, c) ZIP_JOIN_(a, b, c)
 #define ZIP_DTYPE_(type) zip::format::DTYPE_##type
 #define ZIP_DTYPE(type) ZIP_DTYPE_(type)
 
-#define ZIP_KERNEL_(direction, Memory, prefix, shape, SHAPE, whole_only, threads, blocks)                                              \
-    SIMT_KERNEL(ZIP_JOIN(zip_##direction##_##prefix, ZIP_KERNEL_TYPE, shape), threads, blocks)                                        \
-    {                                                                                                                                 \
-        using namespace zip;                                                                                                          \
-        SIMT_SHARED(gpu::Memory, shared);                                                                                             \
-        gpu::direction##_all<gpu::TileTraits<ZIP_DTYPE(ZIP_KERNEL_DTYPE), format::SHAPE>, whole_only>(                                \
-                launch, simt::block_index(), simt::block_count(), shared, simt::thread_index(), simt::BlockBarrier{});                \
+#define ZIP_KERNEL_(direction, Memory, prefix, shape, SHAPE, whole_only, threads, blocks)          \
+    SIMT_KERNEL(ZIP_JOIN(zip_##direction##_##prefix, ZIP_KERNEL_TYPE, shape), threads, blocks)     \
+    {                                                                                              \
+        using namespace zip;                                                                       \
+        SIMT_SHARED(gpu::Memory, shared);                                                          \
+        gpu::direction##_all<gpu::TileTraits<ZIP_DTYPE(ZIP_KERNEL_DTYPE), format::SHAPE>,          \
+                             whole_only>(launch, simt::block_index(), simt::block_count(), shared, \
+                                         simt::thread_index(), simt::BlockBarrier{});              \
     }
-#define ZIP_KERNEL_FEW_(direction, Memory, prefix, shape, SHAPE, whole_only)                                                          \
-    SIMT_KERNEL(ZIP_JOIN(zip_##direction##_##prefix, ZIP_KERNEL_TYPE, shape), zip::simt::FEW_THREADS, 1)                              \
-    {                                                                                                                                 \
-        using namespace zip;                                                                                                          \
-        SIMT_DYNAMIC_SHARED(gpu::Memory, memory);                                                                                     \
-        const uint32_t workers = simt::thread_count() / gpu::TILE_THREADS; /* as many as there was memory for */                      \
-        const uint32_t own = simt::thread_index() / gpu::TILE_THREADS;                                                                \
-        gpu::direction##_all<gpu::TileTraits<ZIP_DTYPE(ZIP_KERNEL_DTYPE), format::SHAPE>, whole_only>(                                \
-                launch, own * simt::block_count() + simt::block_index(), simt::block_count() * workers, memory[own],                  \
-                simt::thread_index() % gpu::TILE_THREADS, simt::WorkerBarrier{1 + own, gpu::TILE_THREADS});                           \
+#define ZIP_KERNEL_FEW_(direction, Memory, prefix, shape, SHAPE, whole_only)                       \
+    SIMT_KERNEL(ZIP_JOIN(zip_##direction##_##prefix, ZIP_KERNEL_TYPE, shape),                      \
+                zip::simt::FEW_THREADS, 1)                                                         \
+    {                                                                                              \
+        using namespace zip;                                                                       \
+        SIMT_DYNAMIC_SHARED(gpu::Memory, memory);                                                  \
+        const uint32_t workers =                                                                   \
+                simt::thread_count() / gpu::TILE_THREADS; /* as many as there was memory for */    \
+        const uint32_t own = simt::thread_index() / gpu::TILE_THREADS;                             \
+        gpu::direction##_all<gpu::TileTraits<ZIP_DTYPE(ZIP_KERNEL_DTYPE), format::SHAPE>,          \
+                             whole_only>(launch, own * simt::block_count() + simt::block_index(),  \
+                                         simt::block_count() * workers, memory[own],               \
+                                         simt::thread_index() % gpu::TILE_THREADS,                 \
+                                         simt::WorkerBarrier{1 + own, gpu::TILE_THREADS});         \
     }
-// For every type all three shapes; what is for whole tiles alone not for fp64, which takes a compiler long and is rare.
-#define ZIP_KERNELS_ANY(direction, Memory, shape, SHAPE)                                                                              \
-    ZIP_KERNEL_(direction, Memory, , shape, SHAPE, false, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)                                  \
+// For every type all three shapes; what is for whole tiles alone not for fp64, which takes a
+// compiler long and is rare.
+#define ZIP_KERNELS_ANY(direction, Memory, shape, SHAPE)                                           \
+    ZIP_KERNEL_(direction, Memory, , shape, SHAPE, false, zip::gpu::TILE_THREADS,                  \
+                ZIP_KERNEL_BLOCKS)                                                                 \
     ZIP_KERNEL_FEW_(direction, Memory, few_, shape, SHAPE, false)
-#define ZIP_KERNELS_WHOLE(direction, Memory, shape, SHAPE, blocks)                                                                    \
+#define ZIP_KERNELS_WHOLE(direction, Memory, shape, SHAPE, blocks)                                 \
     ZIP_KERNEL_(direction, Memory, whole_, shape, SHAPE, true, zip::gpu::TILE_THREADS, blocks)
 
 ZIP_KERNELS_ANY(encode, EncodeMemory, 22228, SHAPE_22228)
@@ -173,10 +196,13 @@ ZIP_KERNELS_ANY(encode, EncodeMemory, 38, SHAPE_38)
 ZIP_KERNELS_ANY(decode, DecodeMemory, 22228, SHAPE_22228)
 ZIP_KERNELS_ANY(decode, DecodeMemory, 11238, SHAPE_11238)
 ZIP_KERNELS_ANY(decode, DecodeMemory, 38, SHAPE_38)
-ZIP_KERNEL_(encode, DenseEncodeMemory, , dense, SHAPE_DENSE, false, zip::gpu::DENSE_TILE_THREADS, ZIP_KERNEL_BLOCKS / 2)
-ZIP_KERNEL_(decode, DenseDecodeMemory, , dense, SHAPE_DENSE, false, zip::gpu::DENSE_TILE_THREADS, ZIP_KERNEL_BLOCKS / 2)
+ZIP_KERNEL_(encode, DenseEncodeMemory, , dense, SHAPE_DENSE, false, zip::gpu::DENSE_TILE_THREADS,
+            ZIP_KERNEL_BLOCKS / 2)
+ZIP_KERNEL_(decode, DenseDecodeMemory, , dense, SHAPE_DENSE, false, zip::gpu::DENSE_TILE_THREADS,
+            ZIP_KERNEL_BLOCKS / 2)
 #ifdef ZIP_KERNEL_WHOLE
-// H200, bf16, 256 MiB: 7 blocks are 6% faster than 8 for the encoder, whose tiles wait for each other less; 6% slower for the decoder.
+// H200, bf16, 256 MiB: 7 blocks are 6% faster than 8 for the encoder, whose tiles wait for each
+// other less; 6% slower for the decoder.
 constexpr uint32_t ENCODE_WHOLE_BLOCKS = 7;
 ZIP_KERNELS_WHOLE(encode, EncodeMemory, 22228, SHAPE_22228, ENCODE_WHOLE_BLOCKS)
 ZIP_KERNELS_WHOLE(encode, EncodeMemory, 11238, SHAPE_11238, ENCODE_WHOLE_BLOCKS)
@@ -198,11 +224,15 @@ SIMT_KERNEL(zip_encode_bytes, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)
     using namespace zip;
     SIMT_SHARED(gpu::StoredMemory, shared);
     const uint32_t thread = simt::thread_index();
-    gpu::take_turns(launch, simt::block_index(), simt::block_count(), shared, thread, simt::BlockBarrier{}, [] {}, [&](uint32_t next) {
-        gpu::leave_next_job(launch, next, shared.next, thread / simt::LANES);
-        if (shared.job.exists != 0)
-            gpu::encode_stored(launch, shared.job, thread, gpu::TILE_THREADS, simt::BlockBarrier{});
-    });
+    gpu::take_turns(
+            launch, simt::block_index(), simt::block_count(), shared, thread, simt::BlockBarrier{},
+            [] {},
+            [&](uint32_t next) {
+                gpu::leave_next_job(launch, next, shared.next, thread / simt::LANES);
+                if (shared.job.exists != 0)
+                    gpu::encode_stored(launch, shared.job, thread, gpu::TILE_THREADS,
+                                       simt::BlockBarrier{});
+            });
 }
 
 SIMT_KERNEL(zip_decode_bytes, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)
@@ -210,10 +240,14 @@ SIMT_KERNEL(zip_decode_bytes, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)
     using namespace zip;
     SIMT_SHARED(gpu::StoredMemory, shared);
     const uint32_t thread = simt::thread_index();
-    gpu::take_turns(launch, simt::block_index(), simt::block_count(), shared, thread, simt::BlockBarrier{}, [] {}, [&](uint32_t next) {
-        gpu::leave_next_job(launch, next, shared.next, thread / simt::LANES);
-        gpu::decode_stored(launch, shared.job, shared.status, thread, gpu::TILE_THREADS, simt::BlockBarrier{});
-    });
+    gpu::take_turns(
+            launch, simt::block_index(), simt::block_count(), shared, thread, simt::BlockBarrier{},
+            [] {},
+            [&](uint32_t next) {
+                gpu::leave_next_job(launch, next, shared.next, thread / simt::LANES);
+                gpu::decode_stored(launch, shared.job, shared.status, thread, gpu::TILE_THREADS,
+                                   simt::BlockBarrier{});
+            });
 }
 
 SIMT_KERNEL(zip_probe, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)

@@ -50,7 +50,8 @@ std::string name_of(Kernel k)
                                                          "fp64",  "e4m3", "e5m2"};
     constexpr const char *SHAPE_NAMES[format::SHAPES] = {"", "_22228", "_11238", "_38", "_dense"};
     return std::string(k.action == Kernel::Action::ENCODE ? "zip_encode_" : "zip_decode_") +
-           (k.few ? "few_" : "") + (k.whole ? "whole_" : "") + DTYPE_NAMES[k.dtype] + SHAPE_NAMES[k.shape];
+           (k.few ? "few_" : "") + (k.whole ? "whole_" : "") + DTYPE_NAMES[k.dtype] +
+           SHAPE_NAMES[k.shape];
 }
 
 namespace {
@@ -171,12 +172,14 @@ Item item_of(const Geometry &g, uint8_t dtype, uint8_t shape, ChunkState *states
     for (const bool last : {false, true}) {
         const uint64_t length = last ? g.last_length : g.chunk_length, chunks = address(g.chunks);
         uint64_t(&w)[JOB_WORDS] = item.value[last];
-        const uint64_t fixed = fixed_of(dtype, shape, small_tiles, length), room = last ? g.last_room : g.chunk_stride;
+        const uint64_t fixed = fixed_of(dtype, shape, small_tiles, length),
+                       room = last ? g.last_room : g.chunk_stride;
         w[JOB_DATA] = w[JOB_CHUNK_DATA] = address(g.data);
         w[JOB_CHUNK] = chunks;
         w[JOB_MANTISSA] = chunks + format::HEADER_LENGTH;
         if (!stored) {
-            const format::Layout l = format::layout_of(coding_of(dtype, shape, small_tiles), length);
+            const format::Layout l =
+                    format::layout_of(coding_of(dtype, shape, small_tiles), length);
             w[JOB_LOW] = chunks + l.low;
             w[JOB_LOW2] = chunks + l.low2;
             w[JOB_LEVEL1] = chunks + l.level1;
@@ -191,7 +194,8 @@ Item item_of(const Geometry &g, uint8_t dtype, uint8_t shape, ChunkState *states
         w[JOB_TAIL_ROOM] = room > fixed ? room - fixed : 0;
         w[JOB_TILES] = tiles_of(dtype, shape, small_tiles, length);
         w[JOB_LEFT] = stored ? length : length / format::value_size(dtype);
-        w[JOB_FLAGS] = (last ? JOB_LAST : 0) | (small_tiles ? JOB_SMALL : 0) | (g.add ? JOB_ADD : 0);
+        w[JOB_FLAGS] =
+                (last ? JOB_LAST : 0) | (small_tiles ? JOB_SMALL : 0) | (g.add ? JOB_ADD : 0);
     }
     uint64_t(&chunk)[JOB_WORDS] = item.chunk_step;
     for (uint32_t w = JOB_MANTISSA; w <= JOB_CHUNK; ++w)
@@ -206,7 +210,9 @@ Item item_of(const Geometry &g, uint8_t dtype, uint8_t shape, ChunkState *states
         const format::TypeTraits type = format::type_traits(dtype);
         const uint64_t values = format::tile_values(c), low = std::min(type.low_bytes, 2u);
         tile[JOB_DATA] = values * type.size;
-        tile[JOB_MANTISSA] = type.mantissa_is_bytes() ? values : format::plane_bytes(type.sign_mantissa_bits(), values);
+        tile[JOB_MANTISSA] = type.mantissa_is_bytes()
+                                     ? values
+                                     : format::plane_bytes(type.sign_mantissa_bits(), values);
         tile[JOB_LOW] = values * low;
         tile[JOB_LOW2] = values * (type.low_bytes - low);
         tile[JOB_LEVEL1] = format::plane_bytes(format::shape_traits(shape).width[0], values);
@@ -219,7 +225,9 @@ Item item_of(const Geometry &g, uint8_t dtype, uint8_t shape, ChunkState *states
 
     item.chunk_tiles = uint32_t(item.value[0][JOB_TILES]);
     item.chunk_count = g.chunk_count;
-    item.chunk_log2 = std::has_single_bit(item.chunk_tiles) ? uint32_t(std::countr_zero(item.chunk_tiles)) : 32;
+    item.chunk_log2 = std::has_single_bit(item.chunk_tiles)
+                              ? uint32_t(std::countr_zero(item.chunk_tiles))
+                              : 32;
     item.probe = g.probe;
     item.dtype = dtype;
     item.shape = stored ? uint8_t(format::SHAPE_STORED) : shape;
@@ -232,7 +240,8 @@ bool only_whole_tiles(const Geometry &g, uint8_t dtype, uint8_t shape, bool enco
 {
     if (dtype == ZIP_DTYPE_BYTES || g.small_tiles)
         return false;
-    const uint64_t tile = uint64_t(format::tile_values(coding_of(dtype, shape, false))) * format::value_size(dtype);
+    const uint64_t tile = uint64_t(format::tile_values(coding_of(dtype, shape, false))) *
+                          format::value_size(dtype);
     return g.last_length != 0 && g.last_length % tile == 0 && g.chunk_length % tile == 0 &&
            (!encode || reinterpret_cast<uintptr_t>(g.data) % CHUNKS_ALIGN == 0);
 }
@@ -517,7 +526,8 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
             if (!belongs(in[i], kernel.dtype, kernel.shape))
                 continue;
             Item item = item_of(translated_[i], kernel.dtype, kernel.shape, states_);
-            part.whole = part.whole && only_whole_tiles(translated_[i], kernel.dtype, kernel.shape, action == Action::ENCODE);
+            part.whole = part.whole && only_whole_tiles(translated_[i], kernel.dtype, kernel.shape,
+                                                        action == Action::ENCODE);
             item.first_tile = uint32_t(part.tiles);
             part.tiles += tiles_of(item);
             if (part.tiles > MAX_TILES)
@@ -534,9 +544,8 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
     if (inside.status() != ZIP_OK)
         return inside.status();
     const Item *device_items = nullptr;
-    const bool fits = std::all_of(parts_.begin(), parts_.end(), [](const Part &part) {
-        return part.count <= INLINE_ITEMS;
-    });
+    const bool fits = std::all_of(parts_.begin(), parts_.end(),
+                                  [](const Part &part) { return part.count <= INLINE_ITEMS; });
     if (!fits) {
         if (slots_.empty())
             return fail(ZIP_ERR_NO_SPACE,
@@ -593,8 +602,7 @@ zip_status_t Queue::launch_part(const Part &part, const Item *device_items, zip_
     if (!exists(kernel))
         kernel.few = false;
     const bool use_few = kernel.few;
-    return driver_.launch(kernel,
-                          limited ? std::min(params.max_sms, launch.tiles) : launch.tiles,
+    return driver_.launch(kernel, limited ? std::min(params.max_sms, launch.tiles) : launch.tiles,
                           dense     ? DENSE_TILE_THREADS
                           : use_few ? info.few_threads
                                     : TILE_THREADS,

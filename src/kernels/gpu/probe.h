@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Guess of a buffer's type and shape: cpu/probe.cc in a block of threads, with the same sample and the same result. Device code.
+// Guess of a buffer's type and shape: cpu/probe.cc in a block of threads, with the same sample and
+// the same result. Device code.
 #ifndef ZIP_KERNELS_GPU_PROBE_H
 #define ZIP_KERNELS_GPU_PROBE_H
 
@@ -17,14 +18,15 @@ constexpr uint32_t PROBE_PIECES = 24, PROBE_PIECE = 256, PROBE_PART_PIECES = 8;
 constexpr uint32_t PROBE_PARTS = PROBE_PIECES / PROBE_PART_PIECES;
 constexpr uint32_t PROBE_PART_WORDS = PROBE_PART_PIECES * PROBE_PIECE / 8; // of 64 bits
 constexpr double PROBE_WORTHWHILE = 0.98, PROBE_SURE_GAP = 0.08, PROBE_SURE_BYTES = 4096;
-constexpr uint32_t PROBE_TYPES = format::DTYPES - 1, PROBE_SHAPES = 2; // types from 1, shapes 22228 and 11238
+constexpr uint32_t PROBE_TYPES = format::DTYPES - 1,
+                   PROBE_SHAPES = 2; // types from 1, shapes 22228 and 11238
 constexpr uint32_t PROBE_RANKS = format::shape_traits(format::SHAPE_22228).symbols;
 static_assert(PROBE_RANKS == format::shape_traits(format::SHAPE_11238).symbols);
 static_assert(PROBE_TYPES * PROBE_SHAPES <= simt::LANES);
 
 struct ProbeMemory {
-    // Of each part of the sample, counts by exponent: of 16-bit words at even and odd places, of bytes (bits 2 to 6) at even and odd
-    // places, of 64-bit words (symbols of fp64).
+    // Of each part of the sample, counts by exponent: of 16-bit words at even and odd places, of
+    // bytes (bits 2 to 6) at even and odd places, of 64-bit words (symbols of fp64).
     struct Part {
         uint32_t half[2][256], byte[2][32], wide[256];
     };
@@ -46,7 +48,8 @@ SIMT_DEVICE uint64_t load_word(const uint8_t *p)
 }
 
 // Values of a type with that symbol in a part.
-SIMT_DEVICE uint32_t probe_count(const ProbeMemory &m, uint32_t part, uint32_t dtype, uint32_t symbol)
+SIMT_DEVICE uint32_t probe_count(const ProbeMemory &m, uint32_t part, uint32_t dtype,
+                                 uint32_t symbol)
 {
     const ProbeMemory::Part &p = m.part[part];
     switch (dtype) {
@@ -61,7 +64,9 @@ SIMT_DEVICE uint32_t probe_count(const ProbeMemory &m, uint32_t part, uint32_t d
     case format::DTYPE_E5M2:
         return symbol < 32 ? p.byte[0][symbol] + p.byte[1][symbol] : 0;
     default: // the fifth bit is of the mantissa
-        return symbol < 16 ? p.byte[0][2 * symbol] + p.byte[0][2 * symbol + 1] + p.byte[1][2 * symbol] + p.byte[1][2 * symbol + 1] : 0;
+        return symbol < 16 ? p.byte[0][2 * symbol] + p.byte[0][2 * symbol + 1] +
+                                     p.byte[1][2 * symbol] + p.byte[1][2 * symbol + 1]
+                           : 0;
     }
 }
 
@@ -119,7 +124,8 @@ SIMT_DEVICE void probe_type(ProbeMemory &m, uint32_t part, uint32_t dtype, uint3
                 escaped -= simt::shuffle(top, rank);
         }
         bits += 8 * escaped;
-        const uint32_t raw = (format::type_traits(uint8_t(dtype)).exponent_bits - shape.width[0]) * sum;
+        const uint32_t raw =
+                (format::type_traits(uint8_t(dtype)).exponent_bits - shape.width[0]) * sum;
         if (lane == 0)
             simt::atomic_add_shared(&m.bits[dtype - 1][s], bits < raw ? bits : raw);
     }
@@ -144,14 +150,16 @@ SIMT_DEVICE void probe_item(const Item &item, ProbeMemory &m, uint32_t thread, B
         reinterpret_cast<uint32_t *>(&m)[i] = 0;
 
     // All loads first: their latency is most of the time.
-    constexpr uint32_t OWN = PROBE_PARTS * PROBE_PART_WORDS / TILE_THREADS; // words of the sample a thread
+    constexpr uint32_t OWN =
+            PROBE_PARTS * PROBE_PART_WORDS / TILE_THREADS; // words of the sample a thread
     const bool all = length <= PROBE_PIECES * PROBE_PIECE;
     const uint64_t step = all ? PROBE_PIECE : (length - PROBE_PIECE) / (PROBE_PIECES - 1);
     uint64_t word[OWN];
     uint32_t exists = 0;
     SIMT_UNROLL
     for (uint32_t i = 0; i < OWN; ++i) {
-        const uint32_t w = thread + i * TILE_THREADS, piece = w / (PROBE_PIECE / 8), in_piece = w % (PROBE_PIECE / 8);
+        const uint32_t w = thread + i * TILE_THREADS, piece = w / (PROBE_PIECE / 8),
+                       in_piece = w % (PROBE_PIECE / 8);
         const uint64_t at = step * piece / 8 * 8 + 8 * in_piece;
         word[i] = 0;
         if (at + 8 <= length) {
@@ -186,7 +194,8 @@ SIMT_DEVICE void probe_item(const Item &item, ProbeMemory &m, uint32_t thread, B
         if ((exists >> i & 1) == 0)
             continue;
         const uint32_t part = (thread + i * TILE_THREADS) / PROBE_PART_WORDS;
-        const uint32_t symbol = format::fp64_symbol(uint32_t(word[i] >> 52) & 0x7ff, format::fp64_base(m.largest[part]));
+        const uint32_t symbol = format::fp64_symbol(uint32_t(word[i] >> 52) & 0x7ff,
+                                                    format::fp64_base(m.largest[part]));
         if (symbol == format::NO_SYMBOL)
             m.no_symbol[part] = 1;
         else
@@ -203,9 +212,11 @@ SIMT_DEVICE void probe_item(const Item &item, ProbeMemory &m, uint32_t thread, B
     double ratio = 2;
     if (lane < PROBE_TYPES * PROBE_SHAPES) {
         const uint32_t t = lane / PROBE_SHAPES, s = lane % PROBE_SHAPES;
-        const format::Coding coding{uint8_t(1 + t), s == 0 ? format::SHAPE_22228 : format::SHAPE_11238, false};
+        const format::Coding coding{uint8_t(1 + t),
+                                    s == 0 ? format::SHAPE_22228 : format::SHAPE_11238, false};
         const format::Layout l = format::layout_of(coding, length);
-        ratio = (double(l.tail) + double(l.values) * (double(m.bits[t][s]) / m.values[t]) / 8) / double(length);
+        ratio = (double(l.tail) + double(l.values) * (double(m.bits[t][s]) / m.values[t]) / 8) /
+                double(length);
     }
     auto *const ratios = reinterpret_cast<double *>(&m.part[0]); // whose counts are read no more
     simt::sync_lanes();
@@ -224,14 +235,17 @@ SIMT_DEVICE void probe_item(const Item &item, ProbeMemory &m, uint32_t thread, B
             other = best;
             best = of_type;
             if (best <= PROBE_WORTHWHILE)
-                probe = {zip_dtype_t(1 + t), first ? ZIP_SHAPE_22228 : ZIP_SHAPE_11238, float(best), 0};
+                probe = {zip_dtype_t(1 + t), first ? ZIP_SHAPE_22228 : ZIP_SHAPE_11238, float(best),
+                         0};
         } else if (of_type < other) {
             other = of_type;
         }
     }
-    const double gap = best <= PROBE_WORTHWHILE ? (other < 1 ? other : 1) - best : best - PROBE_WORTHWHILE;
+    const double gap =
+            best <= PROBE_WORTHWHILE ? (other < 1 ? other : 1) - best : best - PROBE_WORTHWHILE;
     const double seen = 8.0 * (m.words[0] + m.words[1] + m.words[2]);
-    const double sure_gap = gap < PROBE_SURE_GAP ? gap / PROBE_SURE_GAP : 1, sure_seen = seen < PROBE_SURE_BYTES ? seen / PROBE_SURE_BYTES : 1;
+    const double sure_gap = gap < PROBE_SURE_GAP ? gap / PROBE_SURE_GAP : 1,
+                 sure_seen = seen < PROBE_SURE_BYTES ? seen / PROBE_SURE_BYTES : 1;
     probe.confidence = float(sure_gap * sure_seen);
     *result = probe;
 }

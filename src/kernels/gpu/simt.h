@@ -10,7 +10,6 @@
 //
 // Macros
 //   SIMT_DEVICE    function that is inlined into kernels: `SIMT_DEVICE uint32_t f(uint32_t x)`.
-//   SIMT_COLD      likewise, but not inlined: long code that rarely runs.
 //   SIMT_CONSTANT  table at namespace scope: `SIMT_CONSTANT constexpr uint8_t T[4] = {...};`. Reads
 //                  at an index that differs between lanes are slow on CUDA.
 //   SIMT_TABLE     likewise in global memory, for tables that are copied to shared memory:
@@ -23,23 +22,25 @@
 //                  trivially constructible. Its first content is undefined.
 //   SIMT_DYNAMIC_SHARED(Type, name);
 //                  `Type *name`: an array in shared memory of one Type for every TILE_THREADS
-//                  threads of the block, which the launcher provides, aligned to 256; one such array a kernel.
+//                  threads of the block, which the launcher provides, aligned to 256; one such
+//                  array a kernel.
 //   SIMT_UNROLL    before a loop with a constant trip count.
 //
 // Constants
 //   LANES           32.
 //   NAMED_BARRIERS  whether parts of a block can have barriers of their own. Without them (HIP)
 //                   the kernels for few multiprocessors run one worker a block.
-//   FEW_THREADS     hence the most threads of these kernels' blocks: as many workers as shared memory
+//   FEW_THREADS     hence the most threads of these kernels' blocks: as many workers as shared
+//   memory
 //                   has room for.
 //
 // Places
 //   thread_index(), thread_count() of the block, block_index(), block_count(), lane_index()
 //
 // Barriers: `sync()` of BlockBarrier waits for all threads of the block, that of WorkerBarrier{id,
-// threads} for the `threads` threads (a multiple of LANES) that use that id, from 1;
-// WorkerBarrier{BlockBarrier()} is the block's in the other's type. They order shared and global memory between these threads. All threads come to a barrier at the same place
-// in the source; none may have ended.
+// threads} for the `threads` threads (a multiple of LANES) that use that id, from 1.
+// They order shared and global memory between these threads. All threads come to a barrier at the
+// same place in the source; none may have ended.
 //
 // Lanes: all lanes of the group take part, at the same place in the source, or none. They order no
 // memory, but for sync_lanes(), which orders shared and global memory between the lanes.

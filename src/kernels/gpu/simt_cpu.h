@@ -13,7 +13,6 @@
 #include <type_traits>
 
 #define SIMT_DEVICE inline
-#define SIMT_COLD [[maybe_unused]] static
 #define SIMT_CONSTANT
 #define SIMT_TABLE static const
 #define SIMT_KERNEL(name, threads, min_blocks) SIMT_KERNEL_OF(name, threads) // expands `name`
@@ -134,7 +133,6 @@ struct BlockBarrier {
 struct WorkerBarrier {
     uint32_t id, threads;
     WorkerBarrier(uint32_t own_id, uint32_t own_threads) : id(own_id), threads(own_threads) {}
-    explicit WorkerBarrier(BlockBarrier) : id(0), threads(cpu::thread_place().threads) {}
     void sync(cpu::Place place = cpu::Place::current()) const { cpu::barrier(id, threads, place); }
 };
 

@@ -4,8 +4,6 @@
 #define ZIP_KERNELS_GPU_SIMT_CUDA_H
 
 #define SIMT_DEVICE __device__ __forceinline__
-// Kept out of the instruction cache's way.
-#define SIMT_COLD static __device__ __noinline__
 #define SIMT_CONSTANT __constant__
 #define SIMT_TABLE __device__ const
 #define SIMT_KERNEL(name, threads, min_blocks)                                                     \
@@ -45,9 +43,10 @@ struct BlockBarrier {
 
 struct WorkerBarrier {
     uint32_t id, threads;
-    SIMT_DEVICE WorkerBarrier(uint32_t own_id, uint32_t own_threads) : id(own_id), threads(own_threads) {}
-    // The block's own barrier has the number 0.
-    SIMT_DEVICE explicit WorkerBarrier(BlockBarrier) : id(0), threads(blockDim.x) {}
+    SIMT_DEVICE WorkerBarrier(uint32_t own_id, uint32_t own_threads)
+        : id(own_id), threads(own_threads)
+    {
+    }
     SIMT_DEVICE void sync() const
     {
         asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

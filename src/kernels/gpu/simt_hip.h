@@ -5,7 +5,6 @@
 #define ZIP_KERNELS_GPU_SIMT_HIP_H
 
 #define SIMT_DEVICE __attribute__((device, always_inline)) inline
-#define SIMT_COLD static __attribute__((device, noinline))
 #define SIMT_CONSTANT __attribute__((constant))
 #define SIMT_TABLE __attribute__((device)) static const
 #define SIMT_KERNEL(name, threads, min_blocks)                                                     \
@@ -50,7 +49,6 @@ struct BlockBarrier {
 // A block has one worker here, so its barrier is the block's.
 struct WorkerBarrier {
     SIMT_DEVICE WorkerBarrier(uint32_t, uint32_t) {}
-    SIMT_DEVICE explicit WorkerBarrier(BlockBarrier) {}
     SIMT_DEVICE void sync() const { BlockBarrier().sync(); }
 };
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// A block of values in a lane group's registers: loads and stores of its rows, and the split of values into symbols, sign and
-// mantissa, and low parts. Device code.
+// A block of values in a lane group's registers: loads and stores of its rows, and the split of
+// values into symbols, sign and mantissa, and low parts. Device code.
 //
-// A block of W plane words is a sequence of rows of W vectors of 16 bytes; lane w has vector w of each row, and that is plane word w
-// (format.md, section 4): row rho, lane w, component c is the block's value (rho * W + w) * V + c.
+// A block of W plane words is a sequence of rows of W vectors of 16 bytes; lane w has vector w of
+// each row, and that is plane word w (format.md, section 4): row rho, lane w, component c is the
+// block's value (rho * W + w) * V + c.
 #ifndef ZIP_KERNELS_GPU_SPLIT_H
 #define ZIP_KERNELS_GPU_SPLIT_H
 
@@ -26,12 +27,12 @@ struct TileTraits {
     static constexpr format::ShapeTraits CASCADE = format::shape_traits(kShape);
     static constexpr uint32_t VALUES = format::tile_values(CODING);
     static constexpr uint32_t BLOCKS = VALUES / format::BLOCK_VALUES;
-    static constexpr uint32_t GROUP_BLOCKS = 2;               // most blocks of a lane group; 1 in small tiles
+    static constexpr uint32_t GROUP_BLOCKS = 2; // most blocks of a lane group; 1 in small tiles
     static constexpr uint32_t GROUPS = BLOCKS / GROUP_BLOCKS; // lane groups of a worker
     static constexpr uint32_t THREADS = GROUPS * simt::LANES;
     static constexpr uint32_t SIZE = TYPE.size;
-    static constexpr uint32_t ROWS = 2 * SIZE;          // of a block
-    static constexpr uint32_t ROW_VALUES = 16 / SIZE;   // in a vector
+    static constexpr uint32_t ROWS = 2 * SIZE;        // of a block
+    static constexpr uint32_t ROW_VALUES = 16 / SIZE; // in a vector
     static constexpr uint32_t BLOCK_BYTES = format::BLOCK_VALUES * SIZE;
     static constexpr uint32_t K = TYPE.sign_mantissa_bits();
     static constexpr bool MANTISSA_BYTES = TYPE.mantissa_is_bytes();
@@ -71,7 +72,9 @@ SIMT_DEVICE TileExtent tile_extent(uint64_t left, bool small)
     const uint32_t all = small ? T::VALUES / 2 : T::VALUES;
     t.whole = left >= all;
     t.values = t.whole ? all : uint32_t(left);
-    t.groups = t.whole ? T::GROUPS : (t.values + t.blocks * format::BLOCK_VALUES - 1) / (t.blocks * format::BLOCK_VALUES);
+    t.groups = t.whole ? T::GROUPS
+                       : (t.values + t.blocks * format::BLOCK_VALUES - 1) /
+                                 (t.blocks * format::BLOCK_VALUES);
     return t;
 }
 
@@ -86,7 +89,8 @@ SIMT_DEVICE BlockExtent group_block(const TileExtent &tile, uint32_t group, uint
     return block_extent(tile.values, group * tile.blocks + h);
 }
 
-// 16 bytes at any address. The four or five words around them are read: the caller knows that these are inside an allocation.
+// 16 bytes at any address. The four or five words around them are read: the caller knows that these
+// are inside an allocation.
 SIMT_DEVICE U32x4 load_shifted(const uint8_t *p)
 {
     const uint32_t shift = 8 * (uint32_t(reinterpret_cast<uintptr_t>(p)) & 3);
@@ -130,7 +134,8 @@ SIMT_DEVICE uint32_t vector_bytes(const BlockExtent &block, uint32_t row, uint32
 
 // A lane's vector of a row.
 template <class T>
-SIMT_DEVICE U32x4 load_row(const uint8_t *block, Reach reach, const BlockExtent &extent, uint32_t row, uint32_t lane)
+SIMT_DEVICE U32x4 load_row(const uint8_t *block, Reach reach, const BlockExtent &extent,
+                           uint32_t row, uint32_t lane)
 {
     if (reach == Reach::ALIGNED)
         return simt::load_stream(reinterpret_cast<const U32x4 *>(block) + row * simt::LANES + lane);
@@ -156,9 +161,11 @@ SIMT_DEVICE uint64_t joined(U32x2 v)
     return v.x | uint64_t(v.y) << 32;
 }
 
-// Stores what a vector gives to a section of elements, `N` bytes in all, or the part of it of a ragged vector of `values` values.
+// Stores what a vector gives to a section of elements, `N` bytes in all, or the part of it of a
+// ragged vector of `values` values.
 template <uint32_t N, class T>
-SIMT_DEVICE void store_elements(uint8_t *section, uint32_t vector, U32x2 x, bool whole, uint32_t values)
+SIMT_DEVICE void store_elements(uint8_t *section, uint32_t vector, U32x2 x, bool whole,
+                                uint32_t values)
 {
     uint8_t *const p = section + vector * N;
     if (!whole) {
@@ -199,7 +206,8 @@ SIMT_DEVICE uint32_t exponent_bytes(uint32_t heads)
 // A lane's 32 values of a block, split.
 template <class T>
 struct Split {
-    // Symbols (fp64: set by map_exponents) of stripe i: values 0..3 in symbol[2 * i], 4..7 in the next.
+    // Symbols (fp64: set by map_exponents) of stripe i: values 0..3 in symbol[2 * i], 4..7 in the
+    // next.
     uint32_t symbol[8];
     // K < 8: plane words of sign and mantissa, once finish() was called.
     uint32_t mantissa[T::MANTISSA_BYTES ? 1 : T::K];
@@ -209,15 +217,19 @@ struct Split {
 
 // Splits a row: stores what goes raw into sections of elements, keeps the rest.
 template <class T>
-SIMT_DEVICE void split_row(U32x4 v, uint32_t row, uint32_t vector, bool whole, uint32_t values, const BlockSections &to, Split<T> &s)
+SIMT_DEVICE void split_row(U32x4 v, uint32_t row, uint32_t vector, bool whole, uint32_t values,
+                           const BlockSections &to, Split<T> &s)
 {
     if constexpr (T::DTYPE == format::DTYPE_BF16) {
-        store_elements<8, T>(to.mantissa, vector, {mantissa_bytes(v.x, v.y), mantissa_bytes(v.z, v.w)}, whole, values);
+        store_elements<8, T>(to.mantissa, vector,
+                             {mantissa_bytes(v.x, v.y), mantissa_bytes(v.z, v.w)}, whole, values);
         s.symbol[2 * row] = simt::byte_perm(v.x << 1, v.y << 1, 0x7531);
         s.symbol[2 * row + 1] = simt::byte_perm(v.z << 1, v.w << 1, 0x7531);
     } else if constexpr (T::DTYPE == format::DTYPE_FP32) {
         const uint32_t a = simt::byte_perm(v.x, v.y, 0x7632), b = simt::byte_perm(v.z, v.w, 0x7632);
-        store_elements<8, T>(to.low, vector, {simt::byte_perm(v.x, v.y, 0x5410), simt::byte_perm(v.z, v.w, 0x5410)}, whole, values);
+        store_elements<8, T>(to.low, vector,
+                             {simt::byte_perm(v.x, v.y, 0x5410), simt::byte_perm(v.z, v.w, 0x5410)},
+                             whole, values);
         store_elements<4, T>(to.mantissa, vector, {mantissa_bytes(a, b), 0}, whole, values);
         s.symbol[row] = simt::byte_perm(a << 1, b << 1, 0x7531);
     } else if constexpr (T::DTYPE == format::DTYPE_FP64) {
@@ -229,11 +241,15 @@ SIMT_DEVICE void split_row(U32x4 v, uint32_t row, uint32_t vector, bool whole, u
         const uint32_t stripe = row / 4, k = 2 * (row % 4);
         SIMT_UNROLL
         for (uint32_t q = 0; q < 4; ++q)
-            s.mantissa[q] |= (heads >> q & 1) << (4 * k + stripe) | (heads >> (16 + q) & 1) << (4 * k + 4 + stripe);
-        s.mantissa[4] |= (heads >> 15 & 1) << (4 * k + stripe) | heads >> 31 << (4 * k + 4 + stripe);
+            s.mantissa[q] |= (heads >> q & 1) << (4 * k + stripe) | (heads >> (16 + q) & 1)
+                                                                            << (4 * k + 4 + stripe);
+        s.mantissa[4] |=
+                (heads >> 15 & 1) << (4 * k + stripe) | heads >> 31 << (4 * k + 4 + stripe);
     } else if constexpr (T::DTYPE == format::DTYPE_FP16) {
         const uint32_t a = simt::byte_perm(v.x, v.y, 0x7531), b = simt::byte_perm(v.z, v.w, 0x7531);
-        store_elements<8, T>(to.low, vector, {simt::byte_perm(v.x, v.y, 0x6420), simt::byte_perm(v.z, v.w, 0x6420)}, whole, values);
+        store_elements<8, T>(to.low, vector,
+                             {simt::byte_perm(v.x, v.y, 0x6420), simt::byte_perm(v.z, v.w, 0x6420)},
+                             whole, values);
         s.symbol[2 * row] = exponent_bytes<T>(a);
         s.symbol[2 * row + 1] = exponent_bytes<T>(b);
         const uint32_t n = pack_nibbles(mantissa_nibbles<T>(a), mantissa_nibbles<T>(b));
@@ -247,7 +263,8 @@ SIMT_DEVICE void split_row(U32x4 v, uint32_t row, uint32_t vector, bool whole, u
         for (uint32_t i = 0; i < 2; ++i) {
             s.symbol[4 * row + 2 * i] = exponent_bytes<T>(heads[2 * i]);
             s.symbol[4 * row + 2 * i + 1] = exponent_bytes<T>(heads[2 * i + 1]);
-            const uint32_t n = pack_nibbles(mantissa_nibbles<T>(heads[2 * i]), mantissa_nibbles<T>(heads[2 * i + 1]));
+            const uint32_t n = pack_nibbles(mantissa_nibbles<T>(heads[2 * i]),
+                                            mantissa_nibbles<T>(heads[2 * i + 1]));
             const uint32_t stripe = 2 * row + i;
             if (stripe < T::K)
                 s.mantissa[stripe] = n;
@@ -272,7 +289,8 @@ template <class T>
 SIMT_DEVICE void finish_split(Split<T> &s)
 {
     if constexpr (T::TYPE.size <= 2 && !T::MANTISSA_BYTES) {
-        uint32_t n[4] = {s.mantissa[0], s.mantissa[1], s.mantissa[2], T::K > 3 ? s.mantissa[T::K - 1] : s.wide[0]};
+        uint32_t n[4] = {s.mantissa[0], s.mantissa[1], s.mantissa[2],
+                         T::K > 3 ? s.mantissa[T::K - 1] : s.wide[0]};
         transpose_nibbles(n);
         SIMT_UNROLL
         for (uint32_t q = 0; q < T::K; ++q)

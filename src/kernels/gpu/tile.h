@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Which tile of which chunk a worker has, and where its parts are. One lane group finds that out and leaves it in shared memory
-// for all: registers are short, and so are issue slots. Device code.
+// Which tile of which chunk a worker has, and where its parts are. One lane group finds that out
+// and leaves it in shared memory for all: registers are short, and so are issue slots. Device code.
 #ifndef ZIP_KERNELS_GPU_TILE_H
 #define ZIP_KERNELS_GPU_TILE_H
 
@@ -13,8 +13,8 @@
 
 namespace zip::gpu {
 
-// The item that has tile `tile` of the launch: the last one that does not begin after it. A lane group's: all lanes look at once, 32
-// places a step.
+// The item that has tile `tile` of the launch: the last one that does not begin after it. A lane
+// group's: all lanes look at once, 32 places a step.
 SIMT_DEVICE const Item &find_item(const Launch &launch, uint32_t tile)
 {
     const Item *const items = launch.table != nullptr ? launch.table : launch.inline_items;
@@ -69,16 +69,20 @@ SIMT_DEVICE void leave_job(const Launch &launch, uint32_t tile, Job &job)
 {
     const uint32_t lane = simt::lane_index();
     const Item &item = find_item(launch, tile);
-    const uint32_t of_item = tile - item.first_tile, chunk_tiles = item.chunk_tiles, chunk_count = item.chunk_count, log2 = item.chunk_log2;
+    const uint32_t of_item = tile - item.first_tile, chunk_tiles = item.chunk_tiles,
+                   chunk_count = item.chunk_count, log2 = item.chunk_log2;
     uint32_t chunk = log2 < 32 ? of_item >> log2 : of_item / chunk_tiles;
     chunk = chunk < chunk_count ? chunk : chunk_count - 1;
     const uint32_t last = chunk + 1 == chunk_count, of_chunk = of_item - chunk * chunk_tiles;
     if (lane < JOB_WORDS) {
-        job.word[lane] = item.value[last][lane] + chunk * item.chunk_step[lane] + of_chunk * item.tile_step[lane];
+        job.word[lane] = item.value[last][lane] + chunk * item.chunk_step[lane] +
+                         of_chunk * item.tile_step[lane];
     } else if (lane == JOB_WORDS) {
         const auto *const probe = static_cast<const zip_probe_t *>(item.probe);
-        job.exists = probe == nullptr ||
-                     (uint32_t(probe->dtype) == item.dtype && (item.dtype == format::DTYPE_BYTES || item.any_shape != 0 || uint32_t(probe->shape) == item.shape));
+        job.exists =
+                probe == nullptr || (uint32_t(probe->dtype) == item.dtype &&
+                                     (item.dtype == format::DTYPE_BYTES || item.any_shape != 0 ||
+                                      uint32_t(probe->shape) == item.shape));
     }
 }
 
@@ -89,8 +93,10 @@ SIMT_DEVICE void leave_next_job(const Launch &launch, uint32_t tile, Job &job, u
         leave_job(launch, tile, job);
 }
 
-// Brings the first `bytes` bytes of a part of the next tile to L2: a hint, after leave_next_job() and a barrier.
-SIMT_DEVICE void prefetch_part(const Launch &launch, uint32_t tile, const Job &job, JobWord part, uint32_t bytes, uint32_t thread, uint32_t threads)
+// Brings the first `bytes` bytes of a part of the next tile to L2: a hint, after leave_next_job()
+// and a barrier.
+SIMT_DEVICE void prefetch_part(const Launch &launch, uint32_t tile, const Job &job, JobWord part,
+                               uint32_t bytes, uint32_t thread, uint32_t threads)
 {
     constexpr uint32_t LINE = 128;
     // Ragged tiles are left out: the part may end before.

@@ -304,7 +304,8 @@ zip_status_t HipDriver::prepare_kernels()
             continue;
         } else if (kernel.few) {
             // its worker has what a block of the kernel for all multiprocessors has
-            const uint32_t all = number_of({kernel.action, false, false, kernel.dtype, kernel.shape});
+            const uint32_t all =
+                    number_of({kernel.action, false, false, kernel.dtype, kernel.shape});
             dynamic_bytes_[k] = uint32_t(static_bytes[all]);
         } else if (kernel.shape == format::SHAPE_DENSE) {
             constexpr uint32_t UNIT = 512; // shared memory is given out in pieces of it
