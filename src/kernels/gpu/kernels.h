@@ -102,6 +102,8 @@ SIMT_DEVICE void take_turns(const Launch &launch, uint32_t worker, uint32_t work
     for (uint32_t tile = worker;;) {
         clear();
         barrier.sync();
+        if (launch.items == 1 && shared.job.exists == 0)
+            return; // a probe found another type for the one item that there is
         const uint32_t next = launch.tiles - tile > workers ? tile + workers : launch.tiles;
         one(next);
         if (next == launch.tiles)

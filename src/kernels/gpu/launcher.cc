@@ -25,6 +25,8 @@ static_assert(INLINE_ITEMS == ZIP_GPU_INLINE_ITEMS);
 // Grids have at most 2^31 - 1 blocks.
 constexpr uint64_t MAX_TILES = std::numeric_limits<int32_t>::max();
 constexpr uint64_t CHUNKS_ALIGN = 16;
+// Blocks a multiprocessor of a launch that may have nothing to do: as many as it holds.
+constexpr uint32_t OFFERED_BLOCKS = 8;
 
 } // namespace
 
@@ -378,7 +380,8 @@ private:
         size_t first, count;
         uint64_t tiles;
         Kernel kernel;
-        bool whole; // all its tiles are
+        bool whole;   // all its tiles are
+        bool offered; // to several kernels, most of which find that a probe chose another
     };
     zip_status_t launch_part(const Part &part, const Item *device_items, zip_gpu_launch_t params);
     // Places in the table: an item has one, one of unknown type many.
@@ -516,12 +519,12 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
             items_.push_back(probe_of(item));
     }
     if (!items_.empty())
-        parts_.push_back({0, items_.size(), 0, {Action::PROBE, false, false, 0, 0}, false});
+        parts_.push_back({0, items_.size(), 0, {Action::PROBE, false, false, 0, 0}, false, false});
     for (uint32_t k = 0; k < KERNELS && action != Action::PROBE; ++k) {
         const Kernel kernel = kernel_of(k);
         if (kernel.action != action || kernel.few || kernel.whole || !exists(kernel))
             continue;
-        Part part{items_.size(), 0, 0, kernel, true};
+        Part part{items_.size(), 0, 0, kernel, true, false};
         for (size_t i = 0; i < count; ++i) {
             if (!belongs(in[i], kernel.dtype, kernel.shape))
                 continue;
@@ -530,6 +533,7 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
                                                         action == Action::ENCODE);
             item.first_tile = uint32_t(part.tiles);
             part.tiles += tiles_of(item);
+            part.offered = part.offered || item.probe != nullptr;
             if (part.tiles > MAX_TILES)
                 return fail(ZIP_ERR_INVALID_PARAM,
                             "item %zu: the batch has more than 2^31 - 1 tiles", i);
@@ -602,7 +606,12 @@ zip_status_t Queue::launch_part(const Part &part, const Item *device_items, zip_
     if (!exists(kernel))
         kernel.few = false;
     const bool use_few = kernel.few;
-    return driver_.launch(kernel, limited ? std::min(params.max_sms, launch.tiles) : launch.tiles,
+    // A block a tile is fastest (H200: 4% at 256 MiB against blocks that take turns), but not where
+    // blocks have nothing to do.
+    const uint32_t most_blocks = limited        ? params.max_sms
+                                 : part.offered ? info.multiprocessors * OFFERED_BLOCKS
+                                                : launch.tiles;
+    return driver_.launch(kernel, std::min(most_blocks, launch.tiles),
                           dense     ? DENSE_TILE_THREADS
                           : use_few ? info.few_threads
                                     : TILE_THREADS,
