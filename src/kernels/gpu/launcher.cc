@@ -165,23 +165,47 @@ struct Geometry {
     uint64_t data_size() const { return (chunk_count - 1) * chunk_length + last_length; }
 };
 
+// Layouts of chunks of one length after the other: in a batch most are the one before.
+class LayoutMemo {
+public:
+    const format::Layout &of(format::Coding c, uint64_t length)
+    {
+        if (length != length_ || c.dtype != coding_.dtype || c.shape != coding_.shape ||
+            c.small_tiles != coding_.small_tiles) {
+            coding_ = c;
+            length_ = length;
+            layout_ = format::layout_of(c, length);
+        }
+        return layout_;
+    }
+
+private:
+    format::Coding coding_{};
+    uint64_t length_ = 0;
+    format::Layout layout_{};
+};
+
 // The item under one coding; job.h says what the words are.
-Item item_of(const Geometry &g, uint8_t dtype, uint8_t shape, ChunkState *states)
+Item item_of(const Geometry &g, uint8_t dtype, uint8_t shape, ChunkState *states, LayoutMemo &memo)
 {
     const bool stored = dtype == ZIP_DTYPE_BYTES, small_tiles = g.small_tiles && !stored;
     Item item{};
     auto address = [](const void *p) { return reinterpret_cast<uintptr_t>(p); };
     for (const bool last : {false, true}) {
+        if (!last && g.chunk_count == 1)
+            continue; // nobody reads it
         const uint64_t length = last ? g.last_length : g.chunk_length, chunks = address(g.chunks);
+        const uint64_t room = last ? g.last_room : g.chunk_stride;
         uint64_t(&w)[JOB_WORDS] = item.value[last];
-        const uint64_t fixed = fixed_of(dtype, shape, small_tiles, length),
-                       room = last ? g.last_room : g.chunk_stride;
+        uint64_t fixed = format::HEADER_LENGTH + length;
         w[JOB_DATA] = w[JOB_CHUNK_DATA] = address(g.data);
         w[JOB_CHUNK] = chunks;
         w[JOB_MANTISSA] = chunks + format::HEADER_LENGTH;
-        if (!stored) {
-            const format::Layout l =
-                    format::layout_of(coding_of(dtype, shape, small_tiles), length);
+        if (stored) {
+            w[JOB_TILES] = tiles_of(dtype, shape, small_tiles, length);
+            w[JOB_LEFT] = length;
+        } else {
+            const format::Layout &l = memo.of(coding_of(dtype, shape, small_tiles), length);
             w[JOB_LOW] = chunks + l.low;
             w[JOB_LOW2] = chunks + l.low2;
             w[JOB_LEVEL1] = chunks + l.level1;
@@ -189,13 +213,14 @@ Item item_of(const Geometry &g, uint8_t dtype, uint8_t shape, ChunkState *states
             w[JOB_TILE_HEADER] = chunks + l.tile_headers;
             w[JOB_SYMBOLS] = chunks + l.symbols;
             w[JOB_TAIL] = chunks + l.tail;
+            w[JOB_TILES] = std::max<uint64_t>(l.tiles, 1);
+            w[JOB_LEFT] = l.values;
+            fixed = l.tail;
         }
         w[JOB_STATE] = address(states + g.first_chunk);
         w[JOB_PROGRESS] = address(g.progress);
         w[JOB_LENGTH] = length;
         w[JOB_TAIL_ROOM] = room > fixed ? room - fixed : 0;
-        w[JOB_TILES] = tiles_of(dtype, shape, small_tiles, length);
-        w[JOB_LEFT] = stored ? length : length / format::value_size(dtype);
         w[JOB_FLAGS] =
                 (last ? JOB_LAST : 0) | (small_tiles ? JOB_SMALL : 0) | (g.add ? JOB_ADD : 0);
     }
@@ -225,7 +250,7 @@ Item item_of(const Geometry &g, uint8_t dtype, uint8_t shape, ChunkState *states
     }
     tile[JOB_TILE] = 1;
 
-    item.chunk_tiles = uint32_t(item.value[0][JOB_TILES]);
+    item.chunk_tiles = uint32_t(item.value[g.chunk_count == 1][JOB_TILES]);
     item.chunk_count = g.chunk_count;
     item.chunk_log2 = std::has_single_bit(item.chunk_tiles)
                               ? uint32_t(std::countr_zero(item.chunk_tiles))
@@ -355,7 +380,8 @@ Item probe_of(const Geometry &g)
     Geometry whole = g;
     whole.last_length = whole.chunk_length = g.data_size();
     whole.chunk_count = 1;
-    return item_of(whole, ZIP_DTYPE_BYTES, format::SHAPE_STORED, nullptr);
+    LayoutMemo memo;
+    return item_of(whole, ZIP_DTYPE_BYTES, format::SHAPE_STORED, nullptr, memo);
 }
 
 uint64_t tiles_of(const Item &item)
@@ -525,10 +551,11 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
         if (kernel.action != action || kernel.few || kernel.whole || !exists(kernel))
             continue;
         Part part{items_.size(), 0, 0, kernel, true, false};
+        LayoutMemo memo;
         for (size_t i = 0; i < count; ++i) {
             if (!belongs(in[i], kernel.dtype, kernel.shape))
                 continue;
-            Item item = item_of(translated_[i], kernel.dtype, kernel.shape, states_);
+            Item item = item_of(translated_[i], kernel.dtype, kernel.shape, states_, memo);
             part.whole = part.whole && only_whole_tiles(translated_[i], kernel.dtype, kernel.shape,
                                                         action == Action::ENCODE);
             item.first_tile = uint32_t(part.tiles);
