@@ -2,7 +2,12 @@
 // The GPU codec by its public interface, the same tests on every back end: its kernels on the CPU
 // in waves of 32 and 64, and on CUDA where there is a GPU. The host codec is the judge of what it
 // encodes and decodes.
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <gtest/gtest.h>
+#include <iterator>
 
 #include <algorithm>
 #include <cstring>
@@ -444,6 +449,76 @@ TEST_P(GpuCodec, DecodesTheHostsChunks)
         chunks.push_back({host_chunk(coding, batch.back().bytes)});
     }
     expect_decoded(batch, decode(batch, chunks));
+}
+
+// The conformance vectors: where they were built, or where a machine with a GPU has them.
+std::vector<std::filesystem::path> vector_files(const char *folder)
+{
+    const char *given = getenv("ZIP_TEST_VECTORS_DIR");
+    const std::filesystem::path top = given != nullptr ? given : ZIP_TEST_VECTORS;
+    std::vector<std::filesystem::path> files;
+    for (const auto &entry : std::filesystem::directory_iterator(top / folder)) {
+        if (entry.path().extension() == ".chunk")
+            files.push_back(entry.path());
+    }
+    std::sort(files.begin(), files.end());
+    return files;
+}
+
+Bytes content_of(const std::filesystem::path &file)
+{
+    std::ifstream in(file, std::ios::binary);
+    return Bytes{std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST_P(GpuCodec, ReadsTheConformanceVectorsAndMakesTheirTiles)
+{
+    size_t same = 0;
+    const auto files = vector_files("");
+    ASSERT_FALSE(files.empty());
+    for (const auto &file : files) {
+        const Bytes chunk = content_of(file);
+        zip_chunk_info_t info{};
+        ASSERT_EQ(ZIP_OK, zip_codec_inspect(chunk.data(), chunk.size(), &info)) << file;
+        Original o{info.coding, Bytes(info.original_length), 0, 0};
+        ASSERT_EQ(ZIP_OK,
+                  zip_codec_decode(chunk.data(), chunk.size(), o.bytes.data(), o.bytes.size()))
+                << file;
+        SCOPED_TRACE(file);
+        expect_decoded({o}, decode({o}, {{chunk}}));
+        // What is canonical the host makes again; that a GPU then must, too.
+        if (host_chunk(o.coding, o.bytes) == chunk) {
+            EXPECT_EQ("", difference(chunk, encode({o})[0][0]));
+            ++same;
+        }
+    }
+    EXPECT_LT(files.size() / 2, same);
+}
+
+TEST_P(GpuCodec, RefusesTheVectorsThatAreBad)
+{
+    size_t refused = 0;
+    const auto files = vector_files("bad");
+    ASSERT_FALSE(files.empty());
+    for (const auto &file : files) {
+        const Bytes chunk = content_of(file);
+        const format::ChunkHeader h = header_of(chunk);
+        const format::Coding c{h.dtype, h.shape, (h.flags & format::FLAG_SMALL_TILES) != 0};
+        // A receiver that believes what it was told beside the chunk; nonsense it would refuse by
+        // itself.
+        if (file.filename().string().starts_with("rule3") || !format::valid_coding(c) ||
+            h.original_length > 1 << 20 || chunk.size() < sizeof h)
+            continue;
+        const zip_coding_t coding{zip_dtype_t(h.dtype), zip_shape_t(h.shape),
+                                  uint32_t(c.small_tiles)};
+        const Original o{coding, Bytes(h.original_length), 0, 0};
+        SCOPED_TRACE(file);
+        if (format::layout_of(c, h.original_length).tail > chunk.size())
+            continue; // launchers refuse that
+        EXPECT_NE(ZIP_OK, decode({o}, {{chunk}})[0].status[0]);
+        ++refused;
+    }
+    EXPECT_LT(files.size() / 2, refused);
 }
 
 TEST_P(GpuCodec, ManyItemsOfManyTypes)
