@@ -93,9 +93,9 @@ struct LowerOperation {
     Iface *iface;
     Ep *ep; // NULL when that is gone
     uct_ep_h lower;
-    uct_completion_t *user; // of the application, or NULL
-    Tracked *tracked;       // it is done with this, or NULL
-    Unannounced *segment;   // that may be announced with this, or NULL
+    uct_completion_t *user;                   // of the application, or NULL
+    Tracked *tracked;                         // it is done with this, or NULL
+    Unannounced *segment;                     // that may be announced with this, or NULL
     std::list<LowerOperation>::iterator self; // where the interface keeps it
 };
 
