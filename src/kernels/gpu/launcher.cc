@@ -519,6 +519,7 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
     translated_.clear();
     uint64_t chunks = 0;
     size_t unknown = 0;
+    bool present[format::DTYPES] = {};
     for (size_t i = 0; i < count; ++i) {
         Geometry item{};
         const zip_status_t status = translate(in[i], i, action, &item);
@@ -541,6 +542,8 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
             item.probe = probes_ + unknown++;
         item.any_shape = in[i].coding.shape != ZIP_SHAPE_DEFAULT;
         translated_.push_back(item);
+        if (in[i].coding.dtype != ZIP_DTYPE_AUTO && action != Action::PROBE)
+            present[in[i].coding.dtype] = true;
         if (item.probe != nullptr)
             items_.push_back(probe_of(item));
     }
@@ -550,6 +553,8 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
         const Kernel kernel = kernel_of(k);
         if (kernel.action != action || kernel.few || kernel.whole || !exists(kernel))
             continue;
+        if (unknown == 0 && !present[kernel.dtype])
+            continue; // a look at each item of a long batch costs more than the launch
         Part part{items_.size(), 0, 0, kernel, true, false};
         LayoutMemo memo;
         for (size_t i = 0; i < count; ++i) {
