@@ -9,6 +9,7 @@
 #include "fuzz/targets.h"
 #include "kernels/codec.h"
 #include "kernels/cpu/internal.h"
+#include "gtest/simd_targets.h"
 
 namespace zip::fuzz {
 
@@ -112,7 +113,7 @@ void fit_tiles(uint8_t *chunk, size_t n)
 
 // Control: byte 0, bit 0: the expected length is in bytes 1 and 2, else what the chunk says; bit 1:
 // coded tiles' counts and lengths agree with their codes; bits 4 to 7: misalignment of the chunk;
-// byte 3, bits 0 to 3: of the original.
+// byte 3, bits 0 to 3: of the original, bits 4 to 7: the fast decoder's instruction set.
 void fuzz_decode(const uint8_t *data, size_t size)
 {
     if (size < CONTROL_BYTES)
@@ -133,6 +134,8 @@ void fuzz_decode(const uint8_t *data, size_t size)
     if (length > MAX_LENGTH)
         return;
 
+    static const std::vector<int64_t> targets = test::simd_targets();
+    const test::SimdTarget target(targets[(control[3] >> 4) % targets.size()]);
     // Filled differently: a byte that is not written shows.
     ExactMemory scalar(length, control[3] & 15, 0x55), simd(length, control[3] & 15, 0xaa);
     const zip_status_t status =

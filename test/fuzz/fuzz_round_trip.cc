@@ -8,6 +8,7 @@
 #include "fuzz/targets.h"
 #include "kernels/codec.h"
 #include "kernels/cpu/internal.h"
+#include "gtest/simd_targets.h"
 
 namespace zip::fuzz {
 
@@ -33,7 +34,8 @@ void expect_decoded(uint8_t *chunk, size_t size, const std::vector<uint8_t> &ori
 } // namespace
 
 // Control: byte 0: type; byte 1: shape; byte 2: bit 0: small tiles, bits 4 to 7: misalignments;
-// byte 3: how often the bytes behind follow each other, as mutations make no input that is long.
+// byte 3, bits 0 to 2: how often the bytes behind follow each other, as mutations make no input
+// that is long; the others: the fast coder's instruction set.
 void fuzz_round_trip(const uint8_t *data, size_t size)
 {
     if (size < CONTROL_BYTES)
@@ -62,6 +64,8 @@ void fuzz_round_trip(const uint8_t *data, size_t size)
     const zip_status_t planned = zip_codec_plan(coding, length, &plan);
     check(planned == (valid ? ZIP_OK : ZIP_ERR_INVALID_PARAM), "only valid codings have a plan");
 
+    static const std::vector<int64_t> targets = test::simd_targets();
+    const test::SimdTarget target(targets[(control[3] / MAX_REPEATS) % targets.size()]);
     const size_t bound = zip_codec_bound(length);
     ExactMemory scalar(bound, misalignment ^ 5, 0x11), simd(bound, misalignment ^ 5, 0x22);
     size_t scalar_size = 0, simd_size = 0;

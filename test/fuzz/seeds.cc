@@ -32,18 +32,21 @@ void add_chunks(const fs::path &vectors, std::vector<Seed> &seeds)
         const std::string name = entry.path().stem();
         std::ifstream in(entry.path(), std::ios::binary);
         const Bytes chunk{std::istreambuf_iterator<char>(in), {}};
-        seeds.push_back({"decode", name, input({}, chunk)});
-        seeds.push_back({"decode", name + "-fit", input({2}, chunk)});
+        const auto instruction_set = uint8_t(seeds.size() / 3 % 8); // one after the other
+        seeds.push_back({"decode", name, input({0, 0, 0, uint8_t(instruction_set << 4)}, chunk)});
+        seeds.push_back(
+                {"decode", name + "-fit", input({2, 0, 0, uint8_t(instruction_set << 4)}, chunk)});
         zip_chunk_info_t info;
         if (zip_codec_inspect(chunk.data(), chunk.size(), &info) != ZIP_OK)
             continue;
         Bytes original(info.original_length);
         if (zip_codec_decode(chunk.data(), chunk.size(), original.data(), original.size()) ==
             ZIP_OK)
-            seeds.push_back({"round_trip", name,
-                             input({uint8_t(info.coding.dtype), uint8_t(info.coding.shape),
-                                    uint8_t(info.coding.small_tiles)},
-                                   original)});
+            seeds.push_back(
+                    {"round_trip", name,
+                     input({uint8_t(info.coding.dtype), uint8_t(info.coding.shape),
+                            uint8_t(info.coding.small_tiles), uint8_t(instruction_set << 3)},
+                           original)});
     }
 }
 

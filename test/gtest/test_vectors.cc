@@ -18,6 +18,7 @@
 #include "kernels/format.h"
 #include "vectors/sha256.h"
 #include "gtest/chunk_tiles.h"
+#include "gtest/simd_targets.h"
 #include "gtest/test_codec_util.h"
 
 namespace zip::test {
@@ -25,12 +26,21 @@ namespace {
 
 using cpu::Coder;
 
-constexpr Coder CODERS[] = {Coder::SCALAR, Coder::SIMD};
 const std::filesystem::path FOLDER = ZIP_TEST_VECTORS;
 
-const char *name_of(Coder coder)
+// Calls each(coder) for the reference and for the fast coder on every instruction set.
+template <class Each>
+void for_each_coder(Each each)
 {
-    return coder == Coder::SIMD ? "SIMD" : "scalar";
+    {
+        SCOPED_TRACE("scalar");
+        each(Coder::SCALAR);
+    }
+    for (int64_t target : simd_targets()) {
+        SCOPED_TRACE(hwy::TargetName(target));
+        const SimdTarget chosen(target);
+        each(Coder::SIMD);
+    }
 }
 
 struct GoodVector {
@@ -126,12 +136,11 @@ protected:
 
 TEST_P(GoodVectors, decode)
 {
-    for (Coder coder : CODERS) {
-        SCOPED_TRACE(name_of(coder));
+    for_each_coder([&](Coder coder) {
         Bytes original(GetParam().original_length);
         ASSERT_EQ(ZIP_OK, decode(coder, chunk, original));
         EXPECT_EQ(GetParam().sha256, sha256(original));
-    }
+    });
 }
 
 TEST_P(GoodVectors, are_what_the_index_says)
@@ -154,8 +163,7 @@ TEST_P(CanonicalVectors, are_what_encoders_make)
 {
     Bytes original(GetParam().original_length);
     ASSERT_EQ(ZIP_OK, decode(Coder::SCALAR, chunk, original));
-    for (Coder coder : CODERS) {
-        SCOPED_TRACE(name_of(coder));
+    for_each_coder([&](Coder coder) {
         Bytes made;
         size_t size;
         if (coding().dtype == format::DTYPE_BYTES) {
@@ -177,7 +185,7 @@ TEST_P(CanonicalVectors, are_what_encoders_make)
         if (GetParam().canonical == "bytes") {
             EXPECT_TRUE(chunk == made);
         }
-    }
+    });
 }
 
 INSTANTIATE_TEST_SUITE_P(, GoodVectors, testing::ValuesIn(good_vectors()), test_name<GoodVector>);
@@ -196,8 +204,7 @@ TEST_P(BadVectors, are_refused)
     constexpr uint64_t MOST = 1 << 20;
     const bool can_be_expected = GetParam().original_length <= MOST;
     Bytes original(can_be_expected ? GetParam().original_length : 0);
-    for (Coder coder : CODERS)
-        EXPECT_EQ(expected, decode(coder, chunk, original)) << name_of(coder);
+    for_each_coder([&](Coder coder) { EXPECT_EQ(expected, decode(coder, chunk, original)); });
 
     // All but what is expected, and what is in the tiles, is known from the header and the size.
     zip_chunk_info_t info;
