@@ -70,30 +70,10 @@ struct RawTarget {
     }
 };
 
-// 8x8 bit transpose in every byte lane of 8 words. Its own inverse.
-SIMT_DEVICE void transpose_bytes(uint32_t (&w)[8])
-{
-    constexpr uint32_t MASK[3] = {0x0f0f0f0f, 0x33333333, 0x55555555};
-    SIMT_UNROLL
-    for (uint32_t step = 0; step < 3; ++step) {
-        const uint32_t s = 4 >> step;
-        SIMT_UNROLL
-        for (uint32_t i = 0; i < 8; ++i) {
-            if ((i & s) == 0) {
-                const uint32_t x = w[i], y = w[i + s];
-                w[i] = select(MASK[step], x, y << s);
-                w[i + s] = select(MASK[step], x >> s, y);
-            }
-        }
-    }
-}
-
 // Planes of exponents from a block's symbol words (stripe i in [2i, 2i + 2)): bit 4k + i of plane q
 // is bit q of stripe i's value k.
 SIMT_DEVICE void exponent_planes(const uint32_t (&symbol)[8], uint32_t (&plane)[8])
 {
-    // Byte c of word k: value k of stripe c. After the transpose word q holds, in byte c, bit k:
-    // bit q of that value; then bits go from 8c + k to 4k + c.
     uint32_t lower[4], upper[4]; // of the nibbles
     SIMT_UNROLL
     for (uint32_t i = 0; i < 4; ++i) {
