@@ -56,7 +56,8 @@ using enum format::TileMode;
 // the barrier keeps the compiler from reading the source again instead of the copy.
 inline void snapshot(void *dst, const void *src, size_t n)
 {
-    memcpy(dst, src, n);
+    if (n != 0) // `src` may be null then
+        memcpy(dst, src, n);
     asm volatile("" : : "r"(dst) : "memory");
 }
 
