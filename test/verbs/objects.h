@@ -25,7 +25,14 @@ template <class T>
 class EventQueue {
 public:
     EventQueue() : m_fd(eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE)) {}
-    ~EventQueue() { close(m_fd); }
+    // The user has waited for the threads that took events, but by means that a sanitizer may not
+    // see; the lock it sees.
+    ~EventQueue()
+    {
+        m_mutex.lock();
+        m_mutex.unlock();
+        close(m_fd);
+    }
     EventQueue(const EventQueue &) = delete;
     EventQueue &operator=(const EventQueue &) = delete;
     int fd() const { return m_fd; }
@@ -43,8 +50,10 @@ public:
     int pop(T &event, const F &taken)
     {
         for (;;) {
+            int fd; // outside the lock nothing of the queue is touched: it may be destroyed then
             {
                 std::lock_guard<std::mutex> guard(m_mutex);
+                fd = m_fd;
                 if (!m_events.empty()) {
                     event = m_events.front();
                     m_events.pop_front();
@@ -54,11 +63,11 @@ public:
                     return 0;
                 }
             }
-            if ((fcntl(m_fd, F_GETFL) & O_NONBLOCK) != 0) {
+            if ((fcntl(fd, F_GETFL) & O_NONBLOCK) != 0) {
                 errno = EAGAIN;
                 return -1;
             }
-            pollfd wait = {m_fd, POLLIN, 0};
+            pollfd wait = {fd, POLLIN, 0};
             if (poll(&wait, 1, -1) < 0) {
                 return -1;
             }
