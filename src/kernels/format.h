@@ -336,9 +336,9 @@ ZIP_HOST_DEVICE constexpr Layout layout_of(Coding c, uint64_t length)
 ZIP_HOST_DEVICE constexpr uint64_t max_tail(Coding c, uint64_t values)
 {
     const uint32_t tile = tile_values(c);
-    // NOLINTNEXTLINE(*DivideZero): the coding is valid
+    const uint64_t whole = values / tile; // NOLINT(*DivideZero): the coding is valid
     return TAIL_WORD *
-           (values / tile * raw_tail_words(c, tile) + raw_tail_words(c, uint32_t(values % tile)));
+           (whole * raw_tail_words(c, tile) + raw_tail_words(c, uint32_t(values - whole * tile)));
 }
 
 // Value, counted from its block's first, at code position `bit` of plane word `word` in a block of

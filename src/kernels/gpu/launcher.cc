@@ -269,7 +269,9 @@ bool only_whole_tiles(const Geometry &g, uint8_t dtype, uint8_t shape, bool enco
         return false;
     const uint64_t tile = uint64_t(format::tile_values(coding_of(dtype, shape, false))) *
                           format::value_size(dtype);
-    return g.last_length != 0 && g.last_length % tile == 0 && g.chunk_length % tile == 0 &&
+    // NOLINTNEXTLINE(*DivideZero): type and shape are valid
+    auto whole = [tile](uint64_t length) { return length % tile == 0; };
+    return g.last_length != 0 && whole(g.last_length) && whole(g.chunk_length) &&
            (!encode || reinterpret_cast<uintptr_t>(g.data) % CHUNKS_ALIGN == 0);
 }
 
