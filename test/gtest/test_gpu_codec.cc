@@ -48,7 +48,8 @@ uint64_t up_to_16(uint64_t n)
 format::ChunkHeader header_of(const Bytes &chunk)
 {
     format::ChunkHeader h{};
-    memcpy(&h, chunk.data(), std::min(sizeof h, chunk.size()));
+    // an empty chunk too, whose data() is null
+    std::copy_n(chunk.begin(), std::min(sizeof h, chunk.size()), reinterpret_cast<uint8_t *>(&h));
     return h;
 }
 
