@@ -253,6 +253,14 @@ struct Tile {
         return words;
     }
 
+    // Its signs and mantissas, for a whole tile.
+    Ahead::Range mantissa() const
+    {
+        return {sections.mantissa, mantissa_planes == 0
+                                           ? BLOCK_VALUES
+                                           : uint32_t(plane_bytes(mantissa_planes, BLOCK_VALUES))};
+    }
+
     const uint64_t first;
     const uint32_t values, blocks, mantissa_planes;
     TypeSections<Byte> sections; // `mantissa`: also where its planes are
@@ -280,6 +288,16 @@ size_t EncodeTiles(Coding coding, const uint8_t *src, size_t length, uint8_t *ds
         const Tile<uint8_t> tile(p, dst, t);
         const uint32_t values = tile.values;
         type.split(src + p.traits.size * tile.first, values, tile.sections, bytes);
+        // What the next tile, if it is whole, writes and reads: not all that of a long type, whose
+        // tiles would push each other out of the caches.
+        Ahead ahead;
+        if (p.traits.size <= 4 && (t + 2) * p.tile_size <= l.values) {
+            const Tile<uint8_t> next(p, dst, t + 1);
+            ahead.near[0] = next.mantissa();
+            ahead.near[1] = {next.sections.low, p.traits.low_bytes * BLOCK_VALUES};
+            if (p.traits.size <= 2)
+                ahead.far = {src + p.traits.size * next.first, p.traits.size * BLOCK_VALUES};
+        }
 
         uint32_t base = 0;
         bool all_have_symbols = true;
@@ -303,7 +321,7 @@ size_t EncodeTiles(Coding coding, const uint8_t *src, size_t length, uint8_t *ds
         if (coded) {
             ranked = sample.rank(coding.shape);
             coded = p.ops.encode(type, positions, values, p.group_blocks, RankTable(ranked),
-                                 words * TAIL_WORD, tile.level1, tail);
+                                 words * TAIL_WORD, tile.level1, ahead, tail);
             words = coded ? coded_tail_words(tail.bits, tail.raws) : words;
         }
         if (l.tail + header.tail_length + words * TAIL_WORD >= limit)
@@ -382,6 +400,7 @@ zip_status_t DecodeTiles(const ChunkHeader &header, const uint8_t *src, uint8_t 
         if (!valid_tile_header(coding, tile_word, values, header.tail_length))
             return ZIP_ERR_CORRUPT;
         const uint8_t *const in = src + l.tail + TAIL_WORD * tile_offset(tile_word);
+        uint8_t *const to = dst + p.traits.size * tile.first;
 
         if (tile_mode(tile_word) == TILE_CODED) {
             CodedTile coded = {values,      p.group_blocks, tile_words(tile_word),
@@ -392,7 +411,12 @@ zip_status_t DecodeTiles(const ChunkHeader &header, const uint8_t *src, uint8_t 
                                   256u * coded.symbols.symbol[format::BASE_HIGH];
             if (coding.dtype == DTYPE_FP64 && base > format::MAX_BASE)
                 return ZIP_ERR_CORRUPT;
-            if (!p.ops.decode(coded, tail, positions_of(type, bytes.exponent, buffer)))
+            Ahead ahead;
+            if (values == p.tile_size) {
+                ahead.near[0] = tile.mantissa();
+                ahead.far = {to, p.traits.size * BLOCK_VALUES};
+            }
+            if (!p.ops.decode(coded, ahead, tail, positions_of(type, bytes.exponent, buffer)))
                 return ZIP_ERR_CORRUPT;
             from_positions(type, values, bytes.exponent, buffer);
             if (coding.dtype == DTYPE_FP64)
@@ -424,7 +448,7 @@ zip_status_t DecodeTiles(const ChunkHeader &header, const uint8_t *src, uint8_t 
             }
             from_positions(type, values, bytes.sign_mantissa, buffer);
         }
-        type.merge(values, tile.sections, bytes, dst + p.traits.size * tile.first);
+        type.merge(values, tile.sections, bytes, to);
     }
     return ZIP_OK;
 }
