@@ -414,6 +414,26 @@ TEST_F(Launcher, WholeTilesHaveKernelsOfTheirOwn)
     EXPECT_EQ("zip_encode_bf16_22228", name_of(driver_->launches[0].kernel)) << "nor for mixtures";
 }
 
+// Blocks that take turns, as many as the GPU holds, where it is not one item of a known type.
+TEST_F(Launcher, WholeTilesOfSeveralItemsTakeTurns)
+{
+    const uint32_t resident =
+            driver_->info().multiprocessors * std::max(1024 / driver_->info().few_threads, 1u);
+    ASSERT_EQ(ZIP_OK, encode({item(ZIP_DTYPE_BF16, 1 << 24), item(ZIP_DTYPE_BF16, 16384)}));
+    ASSERT_EQ(1u, driver_->launches.size());
+    EXPECT_EQ("zip_encode_few_whole_bf16_22228", name_of(driver_->launches[0].kernel));
+    EXPECT_EQ(resident, driver_->launches[0].blocks);
+    EXPECT_EQ(driver_->info().few_threads, driver_->launches[0].threads);
+    driver_->launches.clear();
+    ASSERT_EQ(ZIP_OK, encode({item(ZIP_DTYPE_AUTO, 1 << 24)}));
+    for (const auto &l : driver_->launches) {
+        EXPECT_TRUE(l.kernel.action == zip::gpu::Kernel::Action::PROBE || !l.kernel.whole ||
+                    l.kernel.few)
+                << name_of(l.kernel);
+        EXPECT_LE(l.blocks, driver_->info().multiprocessors * 8);
+    }
+}
+
 TEST_F(Launcher, AChunkWithoutValuesIsATile)
 {
     ASSERT_EQ(ZIP_OK, encode({item(ZIP_DTYPE_FP64, 0), item(ZIP_DTYPE_FP64, 7),
@@ -428,7 +448,7 @@ TEST_F(Launcher, EachTypeOfABatchTakesALaunch)
     ASSERT_EQ(ZIP_OK, encode({item(ZIP_DTYPE_E5M2), item(), item(ZIP_DTYPE_BYTES), item(),
                               item(ZIP_DTYPE_E5M2, 100)}));
     ASSERT_EQ(3u, driver_->launches.size());
-    const char *names[] = {"zip_encode_bytes", "zip_encode_whole_bf16_22228",
+    const char *names[] = {"zip_encode_bytes", "zip_encode_few_whole_bf16_22228",
                            "zip_encode_e5m2_22228"};
     const Item &last = driver_->launches[2].launch.inline_items[0]; // the batch's first
     const uint32_t tiles[] = {64, 128, 129}, first_chunks[] = {2, 1, 0};

@@ -25,8 +25,8 @@ static_assert(INLINE_ITEMS == ZIP_GPU_INLINE_ITEMS);
 // Grids have at most 2^31 - 1 blocks.
 constexpr uint64_t MAX_TILES = std::numeric_limits<int32_t>::max();
 constexpr uint64_t CHUNKS_ALIGN = 16;
-// Blocks a multiprocessor of a launch that may have nothing to do: as many as it holds.
-constexpr uint32_t OFFERED_BLOCKS = 8;
+// Blocks of TILE_THREADS threads that a multiprocessor holds.
+constexpr uint32_t RESIDENT_BLOCKS = 8;
 
 } // namespace
 
@@ -232,23 +232,9 @@ Item item_of(const Geometry &g, uint8_t dtype, uint8_t shape, ChunkState *states
     chunk[JOB_PROGRESS] = g.progress != nullptr ? sizeof(uint64_t) : 0;
 
     uint64_t(&tile)[JOB_WORDS] = item.tile_step;
-    if (!stored) {
-        const format::Coding c = coding_of(dtype, shape, small_tiles);
-        const format::TypeTraits type = format::type_traits(dtype);
-        const uint64_t values = format::tile_values(c), low = std::min(type.low_bytes, 2u);
-        tile[JOB_DATA] = values * type.size;
-        tile[JOB_MANTISSA] = type.mantissa_is_bytes()
-                                     ? values
-                                     : format::plane_bytes(type.sign_mantissa_bits(), values);
-        tile[JOB_LOW] = values * low;
-        tile[JOB_LOW2] = values * (type.low_bytes - low);
-        tile[JOB_LEVEL1] = format::plane_bytes(format::shape_traits(shape).width[0], values);
-        tile[JOB_COUNTS] = format::tile_counts_bytes(c, uint32_t(values));
-        tile[JOB_TILE_HEADER] = sizeof(uint64_t);
-        tile[JOB_SYMBOLS] = sizeof(format::TileSymbols);
-        tile[JOB_LEFT] = -values;
-    }
     tile[JOB_TILE] = 1;
+    for (uint32_t w = 0; w < JOB_WORDS && !stored; ++w)
+        tile[w] = tile_step(coding_of(dtype, shape, small_tiles), JobWord(w));
 
     item.chunk_tiles = uint32_t(item.value[g.chunk_count == 1][JOB_TILES]);
     item.chunk_count = g.chunk_count;
@@ -622,6 +608,7 @@ zip_status_t Queue::launch_part(const Part &part, const Item *device_items, zip_
     launch.items = uint32_t(part.count);
     launch.tiles = uint32_t(part.tiles);
     launch.seq = params.seq;
+    launch.four = 4;
     if (device_items != nullptr)
         launch.table = device_items + part.first;
     else
@@ -632,8 +619,11 @@ zip_status_t Queue::launch_part(const Part &part, const Item *device_items, zip_
     const DeviceInfo &info = driver_.info();
     const bool dense = part.kernel.shape == format::SHAPE_DENSE,
                limited = params.max_sms != 0 && params.max_sms < info.multiprocessors;
+    // The kernels for whole tiles, a block each, are for one item whose type is known. What may
+    // have nothing to do is offered to no more blocks than the GPU holds.
+    const bool one = part.count == 1 && !part.offered && device_items == nullptr;
     Kernel kernel = part.kernel;
-    kernel.few = limited;
+    kernel.few = limited || (part.whole && !one);
     kernel.whole = part.whole;
     if (!exists(kernel))
         kernel.whole = false;
@@ -642,9 +632,13 @@ zip_status_t Queue::launch_part(const Part &part, const Item *device_items, zip_
     const bool use_few = kernel.few;
     // A block a tile is fastest (H200: 4% at 256 MiB against blocks that take turns), but not where
     // blocks have nothing to do.
-    const uint32_t most_blocks = limited        ? params.max_sms
-                                 : part.offered ? info.multiprocessors * OFFERED_BLOCKS
-                                                : launch.tiles;
+    const uint32_t resident = // blocks that the GPU holds
+            info.multiprocessors *
+            (use_few ? std::max(RESIDENT_BLOCKS * TILE_THREADS / info.few_threads, 1u)
+                     : RESIDENT_BLOCKS);
+    const uint32_t most_blocks = limited                   ? params.max_sms
+                                 : use_few || part.offered ? resident
+                                                           : launch.tiles;
     return driver_.launch(kernel, std::min(most_blocks, launch.tiles),
                           dense     ? DENSE_TILE_THREADS
                           : use_few ? info.few_threads

@@ -78,6 +78,12 @@ SIMT_DEVICE TileExtent tile_extent(uint64_t left, bool small)
     return t;
 }
 
+template <class T>
+SIMT_DEVICE constexpr TileExtent whole_tile()
+{
+    return {false, true, T::VALUES, T::GROUP_BLOCKS, T::GROUPS};
+}
+
 // Block h of lane group `group`.
 template <bool kWhole>
 SIMT_DEVICE BlockExtent group_block(const TileExtent &tile, uint32_t group, uint32_t h)
@@ -185,7 +191,7 @@ struct BlockSections {
 // Four heads of 16 bits as 8 bits each: sign and 7 bits of mantissa.
 SIMT_DEVICE uint32_t mantissa_bytes(uint32_t a, uint32_t b)
 {
-    return select(0x7f7f7f7f, simt::byte_perm(a, b, 0x6420), simt::byte_perm(a, b, 0x7531));
+    return simt::select(0x7f7f7f7f, simt::byte_perm(a, b, 0x6420), simt::byte_perm(a, b, 0x7531));
 }
 
 // Sign and mantissa of four heads of 8 bits, as the low nibbles of bytes.
