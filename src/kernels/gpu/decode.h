@@ -260,7 +260,8 @@ SIMT_DEVICE uint32_t check_fields(U32x2 x, const U32x2 (&fields)[FIELDS], const 
     return !simt::any(!ok) ? DONE : header_status(header, as_expected);
 }
 
-// kWhole: the tile is whole and not small. `start()` is called once the first loads are under way.
+// kWhole: the tile is whole and not small. kAhead: the worker has another tile next, maybe; without
+// it the original is aligned to 16 bytes. `start()` is called once the first loads are under way.
 template <class T, bool kWhole, bool kAhead, class Shared, class AnyJob, class Barrier, class Start>
 SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t next_tile,
                              Shared &shared, uint32_t thread, Barrier barrier, Start start)
@@ -431,7 +432,7 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
     if (status != DONE && lane == 0)
         shared.bad = status;
     uint8_t *const target = job.data() + at_block * T::SIZE;
-    const bool direct = kWhole && (reinterpret_cast<uintptr_t>(target) & 15) == 0;
+    const bool direct = !kAhead || (kWhole && (reinterpret_cast<uintptr_t>(target) & 15) == 0);
     if constexpr (kAhead) {
         constexpr uint32_t MANTISSA = T::MANTISSA_BYTES ? T::VALUES : T::VALUES / 8 * T::K;
         prefetch_part(launch, next_tile, shared.next, JOB_MANTISSA, MANTISSA, thread, T::THREADS);
@@ -445,6 +446,7 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
     constexpr uint32_t HEAD_WORDS = HEAD16 ? 4 : 2;
     // 4., but for the exponents: those of block h are in place in its heads. raw_symbols: where the
     // symbols go that follow each other in the copy of the tail from byte raw_at on.
+    U32x4 row_before{0, 0, 0, 0}; // of a whole tile at an odd address: the last one stored
     auto store_block = [&](uint32_t h, uint32_t(&head)[4][HEAD_WORDS], uint32_t raw_symbols,
                            uint32_t raw_at) {
         if constexpr (!T::MANTISSA_BYTES) { // planes to nibbles by stripe
@@ -586,6 +588,10 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
                     simt::store_stream(reinterpret_cast<U32x4 *>(block) +
                                                (batch * BATCH + b) * simt::LANES + lane,
                                        v[b]);
+            } else if (kWhole && !add) {
+                store_shifted(block + batch * BATCH * row_bytes, v, row_before,
+                              h == 0 && batch == 0, h + 1 == H && batch + 1 == T::ROWS / BATCH,
+                              lane);
             } else {
                 if (lane < extent[h].words) {
                     SIMT_UNROLL

@@ -250,8 +250,8 @@ SIMT_DEVICE void clear_shared(Shared &shared, uint32_t thread)
                 shared.no_symbol = 0;
 }
 
-// kWhole: the tile is whole, not small, and reached otherwise than in parts. `start()` is called
-// once the first loads are under way.
+// kWhole: the tile is whole, not small, and reached otherwise than in parts. kAhead: the worker has
+// another tile next, maybe. `start()` is called once the first loads are under way.
 template <class T, bool kWhole, bool kAhead, class Shared, class AnyJob, class Barrier, class Start>
 SIMT_DEVICE void encode_tile(const Launch &launch, const AnyJob &job, uint32_t next_tile,
                              Shared &shared, uint32_t thread, Reach reach, Barrier barrier,
@@ -279,20 +279,26 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const AnyJob &job, uint32_t n
     // 1. Rows come in batches of at most 8 vectors a lane, for registers' sake.
     constexpr uint32_t ALL_ROWS = H * T::ROWS, BATCH = ALL_ROWS < 8 ? ALL_ROWS : 8;
     U32x4 v[BATCH];
-    auto load_batch = [&]<Reach kReach>(uint32_t batch) {
+    // SHIFTED: the aligned vectors around the rows, and the one behind them.
+    const uint32_t off = kWhole && reach == Reach::SHIFTED
+                                 ? uint32_t(reinterpret_cast<uintptr_t>(source)) & 15
+                                 : 0;
+    U32x4 behind{0, 0, 0, 0};
+    auto load = [&](uint32_t batch) {
         SIMT_UNROLL
         for (uint32_t i = 0; i < BATCH; ++i) {
             const uint32_t row = batch * BATCH + i, h = row / T::ROWS;
-            v[i] = load_row<T>(source + h * T::BLOCK_BYTES, kReach, extent[h], row % T::ROWS, lane);
+            v[i] = load_row<T>(source - off + h * T::BLOCK_BYTES,
+                               kWhole ? Reach::ALIGNED : Reach::PARTS, extent[h], row % T::ROWS,
+                               lane);
         }
-    };
-    auto load = [&](uint32_t batch) {
-        if constexpr (!kWhole)
-            load_batch.template operator()<Reach::PARTS>(batch);
-        else if (reach == Reach::ALIGNED)
-            load_batch.template operator()<Reach::ALIGNED>(batch);
-        else
-            load_batch.template operator()<Reach::SHIFTED>(batch);
+        if (off != 0 && lane == 0) {
+            const uint8_t *const end = source - off + (batch + 1) * BATCH * (16 * simt::LANES);
+            const bool last = batch + 1 == ALL_ROWS / BATCH && group + 1 == T::GROUPS &&
+                              job.last() && job.left() <= T::VALUES;
+            behind = last ? load_part(end, off) // all that there is
+                          : simt::load_stream(reinterpret_cast<const U32x4 *>(end));
+        }
     };
     load(0);
     start();
@@ -309,6 +315,8 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const AnyJob &job, uint32_t n
     for (uint32_t batch = 0; batch < ALL_ROWS / BATCH; ++batch) {
         if (batch != 0)
             load(batch);
+        if (off != 0)
+            shift_rows(v, behind, off, lane);
         SIMT_UNROLL
         for (uint32_t i = 0; i < BATCH; ++i) {
             const uint32_t row = batch * BATCH + i, h = row / T::ROWS;
@@ -701,9 +709,7 @@ SIMT_DEVICE void encode_any_extent(const Launch &launch, uint32_t next_tile, Sha
         if (job.left() == 0)
             return encode_empty<T>(launch, next_tile, shared, thread);
         const bool small = T::SHAPE != format::SHAPE_DENSE && job.small();
-        // The words around a tile are in the same buffer, but at the buffer's end.
-        const bool inside = aligned || !job.last() || job.left() >= T::VALUES + 16;
-        if (small || job.left() < T::VALUES || !inside)
+        if (small || job.left() < T::VALUES)
             return encode_tile<T, false, true>(launch, job, next_tile, shared, thread, Reach::PARTS,
                                                barrier, start);
     }

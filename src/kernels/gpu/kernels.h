@@ -154,17 +154,20 @@ SIMT_DEVICE void decode_all(const Launch &launch, uint32_t worker, uint32_t work
     simt::copy_async_wait(); // who had nothing to do did not
 }
 
-// A block a tile of one item, all of them whole (encode: and aligned to 16 bytes).
+// A block a tile of one item, all of them whole.
 template <class T, class Shared, class Barrier>
 SIMT_DEVICE void encode_whole(const Launch &launch, uint32_t tile, Shared &shared, uint32_t thread,
                               Barrier barrier)
 {
-    encode_tile<T, true, false>(launch, InlineJob<T>(launch, tile), launch.tiles, shared, thread,
-                                Reach::ALIGNED, barrier, [&] {
-                                    start_table(shared.compress, MOVE_TABLES.compress, thread);
-                                    clear_shared<T::THREADS, most_tail_words<T>()>(shared, thread);
-                                    barrier.sync();
-                                });
+    const InlineJob<T> job(launch, tile);
+    encode_tile<T, true, false>(
+            launch, job, launch.tiles, shared, thread,
+            (reinterpret_cast<uintptr_t>(job.data()) & 15) == 0 ? Reach::ALIGNED : Reach::SHIFTED,
+            barrier, [&] {
+                start_table(shared.compress, MOVE_TABLES.compress, thread);
+                clear_shared<T::THREADS, most_tail_words<T>()>(shared, thread);
+                barrier.sync();
+            });
 }
 
 template <class T, class Shared, class Barrier>

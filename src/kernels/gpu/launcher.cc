@@ -249,7 +249,7 @@ Item item_of(const Geometry &g, uint8_t dtype, uint8_t shape, ChunkState *states
 }
 
 // Whether the kernels for whole tiles alone may have it.
-bool only_whole_tiles(const Geometry &g, uint8_t dtype, uint8_t shape, bool encode)
+bool only_whole_tiles(const Geometry &g, uint8_t dtype, uint8_t shape)
 {
     if (dtype == ZIP_DTYPE_BYTES || g.small_tiles)
         return false;
@@ -257,8 +257,7 @@ bool only_whole_tiles(const Geometry &g, uint8_t dtype, uint8_t shape, bool enco
                           format::value_size(dtype);
     // NOLINTNEXTLINE(*DivideZero): type and shape are valid
     auto whole = [tile](uint64_t length) { return length % tile == 0; };
-    return g.last_length != 0 && whole(g.last_length) && whole(g.chunk_length) &&
-           (!encode || reinterpret_cast<uintptr_t>(g.data) % CHUNKS_ALIGN == 0);
+    return g.last_length != 0 && whole(g.last_length) && whole(g.chunk_length);
 }
 
 // The item as the kernels want it, but for its coding and its place in the launch; or what is wrong
@@ -549,8 +548,7 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
             if (!belongs(in[i], kernel.dtype, kernel.shape))
                 continue;
             Item item = item_of(translated_[i], kernel.dtype, kernel.shape, states_, memo);
-            part.whole = part.whole && only_whole_tiles(translated_[i], kernel.dtype, kernel.shape,
-                                                        action == Action::ENCODE);
+            part.whole = part.whole && only_whole_tiles(translated_[i], kernel.dtype, kernel.shape);
             item.first_tile = uint32_t(part.tiles);
             part.tiles += tiles_of(item);
             part.offered = part.offered || item.probe != nullptr;
