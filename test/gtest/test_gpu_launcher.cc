@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/format.h"
@@ -598,31 +601,161 @@ TEST_F(Launcher, AQueueOnAStreamOfTheCallersLeavesItAlone)
     driver_->leave();
 }
 
-TEST_F(Launcher, ADriversErrorIsTheCallers)
+// What a batch asks of the driver, in order, and which of it are launches.
+struct Batch {
+    const char *name;
+    std::vector<zip_gpu_item_t> items;
+    std::vector<std::string> calls;
+};
+
+TEST_F(Launcher, AQueueTakesNothingAfterAnErrorOfItsDriver)
 {
-    driver_->fail_after = 0;
+    std::vector<zip_gpu_item_t> many(20, item(ZIP_DTYPE_BF16, 16384)), both = many;
+    both.insert(both.begin() + 7, item(ZIP_DTYPE_FP16, 16384));
+    both.insert(both.begin() + 9, item(ZIP_DTYPE_BYTES, 100));
+    const std::vector<std::string> table = {"enter", "event_query", "copy_to_device",
+                                            "event_record"};
+    auto with_launches = [](std::vector<std::string> calls, size_t launches) {
+        calls.insert(calls.end(), launches, "launch");
+        return calls;
+    };
+    const Batch batches[] = {
+            {"one item", {item()}, with_launches({"enter"}, 1)},
+            {"two types", {item(), item(ZIP_DTYPE_FP32)}, with_launches({"enter"}, 2)},
+            {"a table", many, with_launches(table, 1)},
+            {"a table of three types", both, with_launches(table, 3)},
+            {"an unknown type",
+             {item(ZIP_DTYPE_AUTO, 100000, ZIP_SHAPE_DEFAULT)},
+             with_launches({"enter"}, 2 + 2 * (ZIP_DTYPE_LAST - 1))},
+    };
+    for (const Batch &batch : batches) {
+        for (size_t n = 0; n <= batch.calls.size(); ++n) {
+            SCOPED_TRACE(batch.name + std::string(", call ") + std::to_string(n));
+            make_queue({nullptr, 64, 200, 2});
+            driver_->launches.clear();
+            driver_->fail_after = int(n);
+            const zip_status_t status = encode(batch.items);
+            const size_t launched = driver_->launches.size();
+            if (n == batch.calls.size()) { // these are all its calls
+                EXPECT_EQ(ZIP_OK, status) << api_.error_text();
+                EXPECT_EQ(0, std::exchange(driver_->fail_after, -1));
+                continue;
+            }
+            const std::string first = batch.calls[n] + " was told to fail";
+            EXPECT_EQ(ZIP_ERR_DEVICE, status);
+            EXPECT_EQ(first, api_.error_text());
+            EXPECT_EQ(size_t(std::count(batch.calls.begin(), batch.calls.begin() + n, "launch")),
+                      launched);
+
+            // whatever comes is refused before the driver hears of it
+            const uint64_t calls = driver_->calls;
+            zip_probe_t result;
+            const zip_gpu_item_t one = item();
+            const auto refuses_all = [&](zip_status_t later) {
+                EXPECT_EQ(ZIP_ERR_DEVICE, later);
+                EXPECT_EQ("this queue failed in an earlier call: destroy it and make another; the "
+                          "error was: " +
+                                  first,
+                          api_.error_text());
+            };
+            refuses_all(encode(batch.items));
+            refuses_all(encode({one}));
+            refuses_all(decode({one}));
+            refuses_all(decode({item(ZIP_DTYPE_LAST)}));
+            refuses_all(encode({}));
+            refuses_all(api_.probe(queue_, &one, 1, &result));
+            EXPECT_EQ(calls, driver_->calls);
+            EXPECT_EQ(launched, driver_->launches.size());
+        }
+    }
+}
+
+TEST_F(Launcher, OtherQueuesDoNotFailWithOne)
+{
+    zip_gpu_queue_t *other = nullptr;
+    const zip_gpu_queue_params_t params{nullptr, 64, 200, 2};
+    ASSERT_EQ(ZIP_OK, api_.queue_create(gpu_, &params, &other));
+    driver_->fail_after = 1;
     EXPECT_EQ(ZIP_ERR_DEVICE, encode({item()}));
-    EXPECT_STREQ("told to fail", api_.error_text());
-    EXPECT_EQ(ZIP_OK, encode({item()}));
+    std::swap(queue_, other);
+    EXPECT_EQ(ZIP_OK, encode({item()})) << api_.error_text();
+    std::swap(queue_, other);
+    EXPECT_EQ(ZIP_ERR_DEVICE, encode({item()}));
+    drop_queue();
+    queue_ = other;
+}
+
+TEST_F(Launcher, AnErrorOfTheCallersLeavesTheQueueAsItWas)
+{
+    const std::vector<zip_gpu_item_t> items(17, item(ZIP_DTYPE_BF16, 16384));
+    ASSERT_EQ(ZIP_OK, encode(items));
+    ASSERT_EQ(ZIP_OK, encode(items));
+    EXPECT_EQ(ZIP_ERR_NO_SPACE, encode(items));
+    EXPECT_EQ(ZIP_ERR_INVALID_PARAM, encode({item(ZIP_DTYPE_LAST)}));
+    EXPECT_EQ(ZIP_ERR_NO_SPACE, encode(std::vector<zip_gpu_item_t>(65, item())));
+    EXPECT_EQ(ZIP_OK, encode({item()})) << api_.error_text();
+    driver_->run(api_.queue_stream(queue_));
+    driver_->error.clear(); // of kernels that are not there
+    EXPECT_EQ(ZIP_OK, encode(items)) << api_.error_text();
+}
+
+TEST_F(Launcher, AFailedQueueIsDestroyedWithWhatIsUnderWay)
+{
+    // Its first launches and the copy before them are still to run, and use what is freed.
+    std::vector<zip_gpu_item_t> items(20, item(ZIP_DTYPE_BF16, 16384));
+    items.push_back(item(ZIP_DTYPE_FP16, 16384));
+    for (const bool breaks : {false, true}) {
+        driver_->breaks = breaks;
+        driver_->fail_after = 5; // enter, query, copy, record, launch
+        EXPECT_EQ(ZIP_ERR_DEVICE, encode(items));
+        EXPECT_STREQ("launch was told to fail", api_.error_text());
+        api_.queue_destroy(queue_);
+        queue_ = nullptr;
+        EXPECT_STREQ("launch was told to fail", api_.error_text()) << "destroying says nothing";
+        driver_->broken = false;
+        if (driver_->error.starts_with("no kernel"))
+            driver_->error.clear();
+        make_queue({nullptr, 64, 200, 2});
+        EXPECT_EQ(ZIP_OK, encode(items)) << api_.error_text();
+    }
 }
 
 TEST_F(Launcher, AQueueThatCannotBeMadeLeavesNothingBehind)
 {
     // the driver aborts when it is closed with something in use
-    zip_gpu_queue_params_t params{nullptr, 64, 10, 2};
-    int failures = 0;
-    for (int n = 0; n < 40; ++n) {
-        zip_gpu_queue_t *queue = nullptr;
-        driver_->fail_after = n;
-        if (api_.queue_create(gpu_, &params, &queue) == ZIP_OK) {
-            api_.queue_destroy(queue);
-            break;
+    const zip_gpu_queue_params_t params{nullptr, 64, 10, 2};
+    const char *calls[] = {"enter",
+                           "stream_create",
+                           "allocate_device",
+                           "clear",
+                           "allocate_device",
+                           "clear",
+                           "allocate_device",
+                           "clear",
+                           "allocate_pinned",
+                           "event_create",
+                           "allocate_pinned",
+                           "event_create",
+                           "stream_synchronize"};
+    for (const bool breaks : {false, true}) {
+        driver_->breaks = breaks;
+        for (size_t n = 0; n <= std::size(calls); ++n) {
+            zip_gpu_queue_t *queue = nullptr;
+            driver_->fail_after = int(n);
+            const zip_status_t status = api_.queue_create(gpu_, &params, &queue);
+            driver_->broken = false;
+            if (n == std::size(calls)) {
+                EXPECT_EQ(0, std::exchange(driver_->fail_after, -1));
+                ASSERT_EQ(ZIP_OK, status) << api_.error_text();
+                api_.queue_destroy(queue);
+                continue;
+            }
+            EXPECT_EQ(ZIP_ERR_DEVICE, status);
+            EXPECT_EQ(nullptr, queue);
+            EXPECT_EQ(calls[n] + std::string(" was told to fail"), api_.error_text())
+                    << "what fails while it is cleaned up is not why";
         }
-        ++failures;
-        EXPECT_EQ(nullptr, queue);
     }
-    driver_->fail_after = -1;
-    EXPECT_EQ(12, failures); // stream, 3 x (memory, clear), 2 x (memory, event), synchronize
 }
 
 TEST(LoadingBackEnds, SaysWhatIsMissing)

@@ -18,7 +18,7 @@ namespace zip::gpu {
 
 namespace {
 
-thread_local char last_error[512] = "no error";
+thread_local char last_error[ERROR_TEXT_SIZE] = "no error";
 
 static_assert(INLINE_ITEMS == ZIP_GPU_INLINE_ITEMS);
 
@@ -42,6 +42,15 @@ zip_status_t fail(zip_status_t status, const char *pattern, ...)
 const char *error_text()
 {
     return last_error;
+}
+
+ErrorKept::ErrorKept()
+{
+    std::memcpy(text_, last_error, sizeof text_);
+}
+ErrorKept::~ErrorKept()
+{
+    std::memcpy(last_error, text_, sizeof text_);
 }
 
 std::string name_of(Kernel k)
@@ -412,6 +421,9 @@ private:
         bool offered; // to several kernels, most of which find that a probe chose another
     };
     zip_status_t launch_part(const Part &part, const Item *device_items, zip_gpu_launch_t params);
+    // Passes on what a call of the driver returned. After an error nobody knows what of the batch
+    // is under way, nor whether a slot is free: the queue has failed.
+    zip_status_t noting(zip_status_t status);
     // Places in the table: an item has one, one of unknown type many.
     size_t places() const
     {
@@ -433,14 +445,18 @@ private:
     std::vector<Geometry> translated_;
     std::vector<Item> items_;
     std::vector<Part> parts_;
+    bool failed_ = false;
+    char failure_[ERROR_TEXT_SIZE] = ""; // the driver's first error
 };
 
 Queue::~Queue()
 {
+    const ErrorKept kept;         // of a create() that failed
     const Inside inside(driver_); // where that fails the context is gone, and all of this with it
     if (inside.status() != ZIP_OK)
         return;
-    // a create() that failed may leave work behind that uses what is freed here
+    // A create() or a batch that failed may leave work behind that uses what is freed here. An
+    // error of that work ends it, too.
     if (stream_ != nullptr)
         driver_.stream_synchronize(stream_);
     for (const Slot &slot : slots_) {
@@ -502,9 +518,23 @@ zip_status_t Queue::create(const zip_gpu_queue_params_t &params)
     return driver_.stream_synchronize(stream_);
 }
 
+zip_status_t Queue::noting(zip_status_t status)
+{
+    if (status != ZIP_OK && !failed_) {
+        failed_ = true;
+        std::memcpy(failure_, last_error, sizeof failure_);
+    }
+    return status;
+}
+
 zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count,
                            zip_gpu_launch_t params, zip_probe_t *results)
 {
+    if (failed_) // why comes last: the text may be cut short
+        return fail(ZIP_ERR_DEVICE,
+                    "this queue failed in an earlier call: destroy it and make another; the error "
+                    "was: %s",
+                    failure_);
     if (count == 0)
         return ZIP_OK;
     if (in == nullptr)
@@ -579,7 +609,7 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
     }
 
     const Inside inside(driver_);
-    if (inside.status() != ZIP_OK)
+    if (noting(inside.status()) != ZIP_OK)
         return inside.status();
     const Item *device_items = nullptr;
     const bool fits = std::all_of(parts_.begin(), parts_.end(),
@@ -591,16 +621,16 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
                         INLINE_ITEMS);
         Slot &slot = slots_[next_slot_];
         bool done = false;
-        zip_status_t status = driver_.event_query(slot.copied, &done);
+        zip_status_t status = noting(driver_.event_query(slot.copied, &done));
         if (status != ZIP_OK)
             return status;
         if (!done)
             return fail(ZIP_ERR_NO_SPACE, "all %zu slots are in use", slots_.size());
         const size_t size = items_.size() * sizeof(Item);
         std::memcpy(slot.items, items_.data(), size);
-        status = driver_.copy_to_device(table_, slot.items, size, stream_);
+        status = noting(driver_.copy_to_device(table_, slot.items, size, stream_));
         if (status == ZIP_OK)
-            status = driver_.event_record(slot.copied, stream_);
+            status = noting(driver_.event_record(slot.copied, stream_));
         if (status != ZIP_OK)
             return status;
         next_slot_ = (next_slot_ + 1) % slots_.size();
@@ -608,7 +638,7 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
     }
 
     for (const Part &part : parts_) {
-        const zip_status_t status = launch_part(part, device_items, params);
+        const zip_status_t status = noting(launch_part(part, device_items, params));
         if (status != ZIP_OK)
             return status;
     }
