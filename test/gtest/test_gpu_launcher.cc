@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <map>
 #include <memory>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -101,6 +103,13 @@ protected:
         EXPECT_EQ(ZIP_ERR_INVALID_PARAM, encode({item(), i}));
         EXPECT_NE(std::string::npos, std::string(api_.error_text()).find("item 1: " + text))
                 << api_.error_text();
+        EXPECT_TRUE(driver_->launches.empty());
+    }
+    void refuses_with(zip_status_t status, const std::vector<zip_gpu_item_t> &items,
+                      const std::string &text)
+    {
+        EXPECT_EQ(status, encode(items));
+        EXPECT_EQ(text, api_.error_text());
         EXPECT_TRUE(driver_->launches.empty());
     }
     void refuses_decode(const zip_gpu_item_t &i, const std::string &text)
@@ -599,6 +608,171 @@ TEST_F(Launcher, AQueueOnAStreamOfTheCallersLeavesItAlone)
     EXPECT_EQ(ZIP_OK, driver_->stream_synchronize(stream));
     driver_->stream_destroy(stream);
     driver_->leave();
+}
+
+// Items of many kinds, many of them alike, as they come in batches.
+std::vector<zip_gpu_item_t> mixed_items(size_t count, bool encodes, std::mt19937 &random)
+{
+    std::vector<zip_gpu_item_t> items;
+    while (items.size() < count) {
+        zip_gpu_item_t i{};
+        if (!items.empty() && random() % 2 == 0) {
+            i = items[random() % items.size()]; // but for its addresses
+        } else {
+            i.coding = {zip_dtype_t(random() % ZIP_DTYPE_LAST),
+                        zip_shape_t(random() % ZIP_SHAPE_LAST), 0};
+            i.coding.small_tiles = i.coding.shape != ZIP_SHAPE_DENSE && random() % 3 == 0;
+            i.data_size = random() % 3 == 0 ? 16384 * (random() % 8) : random() % 200000;
+            if (random() % 3 == 0)
+                i.chunk_length = 16384 * (1 + random() % 3);
+            i.chunk_stride = i.data_size / 16 * 16 + i.data_size / 64 / 16 * 16 + 2048;
+            if (random() % 2 == 0)
+                i.last_room = i.chunk_stride + random() % 100;
+            if (!encodes && i.coding.dtype == ZIP_DTYPE_BF16 && i.data_size % 2 == 0)
+                i.op = zip_gpu_op_t(random() % 2);
+        }
+        i.data = reinterpret_cast<void *>(uintptr_t(0x100000 + random() % 0x100000));
+        i.chunks = reinterpret_cast<void *>(uintptr_t(0x1000000 + random() % 0x100000 * 16));
+        i.progress = random() % 3 == 0 ? nullptr : progress + random() % 4;
+        items.push_back(i);
+    }
+    return items;
+}
+
+// Every word that a kernel can ask for, and what else it reads of an item. `states` is where the
+// item's states begin.
+std::vector<uint64_t> all_of(const Item &item, uint64_t states)
+{
+    std::vector<uint64_t> all = {item.chunk_tiles, item.chunk_count, item.chunk_log2, item.dtype,
+                                 item.shape};
+    for (uint64_t chunk = 0; chunk < item.chunk_count; ++chunk) {
+        for (uint64_t tile : {0, 1, 5}) {
+            for (uint32_t w = 0; w < zip::gpu::JOB_WORDS; ++w)
+                all.push_back(word(item, zip::gpu::JobWord(w), chunk, tile) -
+                              (w == zip::gpu::JOB_STATE ? states : 0));
+        }
+    }
+    return all;
+}
+
+TEST_F(Launcher, AnItemIsTheSameInAnyCompany)
+{
+    std::mt19937 random(1);
+    make_queue({nullptr, 200, 4000, 2});
+    for (int round = 0; round < 40; ++round) {
+        const bool encodes = round % 2 == 0;
+        const std::vector<zip_gpu_item_t> items = mixed_items(200, encodes, random);
+        driver_->launches.clear();
+        ASSERT_EQ(ZIP_OK, encodes ? encode(items) : decode(items)) << api_.error_text();
+        const auto launches = driver_->launches;
+        // the tables are what the copy makes of them
+        driver_->run(api_.queue_stream(queue_), launches.size());
+        std::map<std::pair<int, int>, std::pair<const Item *, uint64_t>> next; // of a launch
+        size_t found = 0;
+        for (const auto &l : launches) {
+            ASSERT_NE(nullptr, l.launch.table);
+            next[{l.kernel.dtype, l.kernel.shape}] = {l.launch.table, 0};
+            found += l.launch.items;
+        }
+        EXPECT_EQ(items.size(), found);
+        uint64_t before = 0; // chunks
+        for (const zip_gpu_item_t &i : items) {
+            // a queue that knows no other item
+            zip_gpu_queue_t *alone = nullptr;
+            const zip_gpu_queue_params_t params{nullptr, 1, 100, 0};
+            ASSERT_EQ(ZIP_OK, api_.queue_create(gpu_, &params, &alone));
+            driver_->launches.clear();
+            ASSERT_EQ(ZIP_OK, (encodes ? api_.encode : api_.decode)(alone, &i, 1, {0, 1}));
+            ASSERT_EQ(1u, driver_->launches.size());
+            const auto &l = driver_->launches[0];
+            const Item &expected = l.launch.inline_items[0];
+            auto &[item, tiles] = next.at({l.kernel.dtype, l.kernel.shape});
+            const uint64_t states =
+                    address(launches[0].launch.states) + before * sizeof(zip::gpu::ChunkState);
+            EXPECT_EQ(all_of(expected, address(l.launch.states)), all_of(*item, states));
+            EXPECT_EQ(nullptr, item->probe);
+            EXPECT_EQ(tiles, item->first_tile);
+            tiles += l.launch.tiles;
+            before += expected.chunk_count;
+            ++item;
+            driver_->error.clear(); // the kernel that there is not
+            api_.queue_destroy(alone);
+        }
+        for (const auto &l : launches) {
+            const auto &[end, tiles] = next.at({l.kernel.dtype, l.kernel.shape});
+            EXPECT_EQ(l.launch.table + l.launch.items, end);
+            EXPECT_EQ(tiles, l.launch.tiles);
+        }
+        driver_->run(api_.queue_stream(queue_));
+        driver_->error.clear();
+    }
+}
+
+TEST_F(Launcher, WhatIsKnownOfAnItemIsKnownForOneDirectionAlone)
+{
+    zip_gpu_item_t i = item(ZIP_DTYPE_BF16, 100000);
+    i.last_room = format::layout_of({format::DTYPE_BF16, format::SHAPE_22228, false}, 100000).tail;
+    zip_probe_t result;
+    for (int again = 0; again < 2; ++again) {
+        EXPECT_EQ(ZIP_OK, api_.probe(queue_, &i, 1, &result));
+        EXPECT_EQ(ZIP_OK, decode({i, i}));
+        driver_->launches.clear();
+        refuses_encode(i, "last_room is");
+    }
+    i.last_room = 0;
+    i.op = zip_gpu_op_t(2); // an encode has none
+    EXPECT_EQ(ZIP_OK, encode({i}));
+    driver_->launches.clear();
+    refuses_decode(i, "2 is no operation");
+}
+
+TEST_F(Launcher, ARefusedBatchLeavesNoTraceInTheNext)
+{
+    std::vector<zip_gpu_item_t> bad(30, item(ZIP_DTYPE_FP32, 40000)), good(30, item());
+    bad[20].chunks = chunks + 8;
+    good[7] = item(ZIP_DTYPE_FP32, 50000);
+    for (int again = 0; again < 5; ++again) {
+        driver_->launches.clear();
+        EXPECT_EQ(ZIP_ERR_INVALID_PARAM, encode(bad));
+        EXPECT_STREQ("item 20: chunks is not aligned to 16 bytes", api_.error_text());
+        EXPECT_TRUE(driver_->launches.empty());
+        ASSERT_EQ(ZIP_OK, encode(good)) << api_.error_text();
+        ASSERT_EQ(2u, driver_->launches.size());
+        const auto &bf16 = driver_->launches[0].launch, &fp32 = driver_->launches[1].launch;
+        driver_->run(api_.queue_stream(queue_), 2);
+        ASSERT_EQ(29u, bf16.items);
+        for (uint32_t k = 0; k < 29; ++k)
+            EXPECT_EQ(1u << 20, word(bf16.table[k], zip::gpu::JOB_LENGTH));
+        ASSERT_EQ(1u, fp32.items);
+        EXPECT_EQ(50000u, word(fp32.table[0], zip::gpu::JOB_LENGTH));
+        driver_->run(api_.queue_stream(queue_));
+        driver_->error.clear();
+    }
+}
+
+TEST_F(Launcher, RefusesMoreTilesThanAGridHasBlocks)
+{
+    // small tiles of e4m3 are 4096 bytes: 2^22 in a chunk
+    make_queue({nullptr, 2, 600, 0});
+    zip_gpu_item_t i = item(ZIP_DTYPE_E4M3, 300 * ZIP_GPU_MAX_CHUNK);
+    i.chunk_length = ZIP_GPU_MAX_CHUNK;
+    i.chunk_stride = ZIP_GPU_MAX_CHUNK + ZIP_GPU_MAX_CHUNK / 64;
+    i.coding.small_tiles = 1;
+    EXPECT_EQ(ZIP_OK, encode({i})) << api_.error_text();
+    EXPECT_EQ(300u << 22, driver_->launches.at(0).launch.tiles);
+    driver_->launches.clear();
+    refuses_with(ZIP_ERR_INVALID_PARAM, {i, i}, "item 1: the batch has more than 2^31 - 1 tiles");
+}
+
+TEST_F(Launcher, RefusesMoreUnknownTypesThanItProbes)
+{
+    std::vector<zip_gpu_item_t> items(70, item(ZIP_DTYPE_AUTO, 1000, ZIP_SHAPE_DEFAULT));
+    for (size_t i : {3, 4, 60})
+        items[i] = item();
+    make_queue({nullptr, 100, 200, 2});
+    refuses_with(ZIP_ERR_NO_SPACE, items, "item 67: more than 64 items of unknown type");
+    items.resize(67);
+    EXPECT_EQ(ZIP_OK, encode(items)) << api_.error_text();
 }
 
 // What a batch asks of the driver, in order, and which of it are launches.
