@@ -4,6 +4,9 @@
 #ifndef ZIP_TEST_FAKE_GPU_H
 #define ZIP_TEST_FAKE_GPU_H
 
+#include <cstddef>
+#include <cstdlib>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,12 +19,30 @@ struct FakeGpu {
     std::vector<std::string> calls;
     std::string failed;
     // Streams, events, memory and modules that were made and not given back.
-    int live = 0;
+    std::set<void *> live;
     // The calling thread's contexts, the current one last (HIP: its device, the only one), and its
     // mode. A mode is 0 global, 1 of the thread, 2 relaxed.
     std::vector<void *> contexts;
     int capture_mode = 0;
 
+    // A thing, and the end of one.
+    void *make(size_t size)
+    {
+        void *const thing = calloc(1, size);
+        live.insert(thing);
+        return thing;
+    }
+    void give_back(void *thing)
+    {
+        live.erase(thing);
+        free(thing);
+    }
+    // With the context ends all that was not given back.
+    void end_context()
+    {
+        while (!live.empty())
+            give_back(*live.begin());
+    }
     bool may(const char *call)
     {
         calls.emplace_back(call);

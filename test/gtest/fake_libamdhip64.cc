@@ -3,7 +3,6 @@
 // asks for first.
 #include <hip/hip_runtime_api.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -31,17 +30,6 @@ using zip::test::fake_gpu;
 namespace {
 
 constexpr int MULTIPROCESSORS = 304, SHARED_BYTES = 64 << 10, KERNEL_BYTES = 10000;
-
-void *make(size_t size)
-{
-    ++fake_gpu().live;
-    return calloc(1, size);
-}
-void give_back(void *thing)
-{
-    --fake_gpu().live;
-    free(thing);
-}
 
 } // namespace
 
@@ -81,13 +69,13 @@ FAKE_HIP hipError_t hipDeviceGetAttribute(int *value, hipDeviceAttribute_t which
 FAKE_HIP hipError_t hipModuleLoadData(hipModule_t *module, const void *)
 {
     FAKE_CALL();
-    *module = static_cast<hipModule_t>(make(1));
+    *module = static_cast<hipModule_t>(fake_gpu().make(1));
     return hipSuccess;
 }
 FAKE_HIP hipError_t hipModuleUnload(hipModule_t module)
 {
     FAKE_CALL();
-    give_back(module);
+    fake_gpu().give_back(module);
     return hipSuccess;
 }
 FAKE_HIP hipError_t hipModuleGetFunction(hipFunction_t *function, hipModule_t module, const char *)
@@ -105,13 +93,13 @@ FAKE_HIP hipError_t hipFuncGetAttribute(int *value, hipFunction_attribute, hipFu
 FAKE_HIP hipError_t hipStreamCreateWithFlags(hipStream_t *stream, unsigned)
 {
     FAKE_CALL();
-    *stream = static_cast<hipStream_t>(make(1));
+    *stream = static_cast<hipStream_t>(fake_gpu().make(1));
     return hipSuccess;
 }
 FAKE_HIP hipError_t hipStreamDestroy(hipStream_t stream)
 {
     FAKE_CALL();
-    give_back(stream);
+    fake_gpu().give_back(stream);
     return hipSuccess;
 }
 FAKE_HIP hipError_t hipStreamSynchronize(hipStream_t)
@@ -122,13 +110,13 @@ FAKE_HIP hipError_t hipStreamSynchronize(hipStream_t)
 FAKE_HIP hipError_t hipEventCreateWithFlags(hipEvent_t *event, unsigned)
 {
     FAKE_CALL();
-    *event = static_cast<hipEvent_t>(make(1));
+    *event = static_cast<hipEvent_t>(fake_gpu().make(1));
     return hipSuccess;
 }
 FAKE_HIP hipError_t hipEventDestroy(hipEvent_t event)
 {
     FAKE_CALL();
-    give_back(event);
+    fake_gpu().give_back(event);
     return hipSuccess;
 }
 FAKE_HIP hipError_t hipEventRecord(hipEvent_t, hipStream_t)
@@ -144,25 +132,25 @@ FAKE_HIP hipError_t hipEventQuery(hipEvent_t)
 FAKE_HIP hipError_t hipMalloc(void **memory, size_t size)
 {
     FAKE_CALL();
-    *memory = make(size);
+    *memory = fake_gpu().make(size);
     return hipSuccess;
 }
 FAKE_HIP hipError_t hipFree(void *memory)
 {
     FAKE_CALL();
-    give_back(memory);
+    fake_gpu().give_back(memory);
     return hipSuccess;
 }
 FAKE_HIP hipError_t hipHostMalloc(void **memory, size_t size, unsigned)
 {
     FAKE_CALL();
-    *memory = make(size);
+    *memory = fake_gpu().make(size);
     return hipSuccess;
 }
 FAKE_HIP hipError_t hipHostFree(void *memory)
 {
     FAKE_CALL();
-    give_back(memory);
+    fake_gpu().give_back(memory);
     return hipSuccess;
 }
 FAKE_HIP hipError_t hipMemsetAsync(void *memory, int value, size_t size, hipStream_t)

@@ -3,7 +3,6 @@
 // for.
 #include <cuda.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -31,17 +30,6 @@ using zip::test::fake_gpu;
 namespace {
 
 constexpr int MULTIPROCESSORS = 132, SHARED_BYTES = 227 << 10, KERNEL_BYTES = 10000;
-
-void *make(size_t size)
-{
-    ++fake_gpu().live;
-    return calloc(1, size);
-}
-void give_back(void *thing)
-{
-    --fake_gpu().live;
-    free(thing);
-}
 
 } // namespace
 
@@ -97,13 +85,13 @@ FAKE_CUDA CUresult cuModuleLoadDataEx(CUmodule *module, const void *, unsigned, 
                                       void **)
 {
     FAKE_CALL();
-    *module = static_cast<CUmodule>(make(1));
+    *module = static_cast<CUmodule>(fake_gpu().make(1));
     return CUDA_SUCCESS;
 }
 FAKE_CUDA CUresult cuModuleUnload(CUmodule module)
 {
     FAKE_CALL();
-    give_back(module);
+    fake_gpu().give_back(module);
     return CUDA_SUCCESS;
 }
 FAKE_CUDA CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *)
@@ -131,13 +119,13 @@ FAKE_CUDA CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int)
 FAKE_CUDA CUresult cuStreamCreate(CUstream *stream, unsigned)
 {
     FAKE_CALL();
-    *stream = static_cast<CUstream>(make(1));
+    *stream = static_cast<CUstream>(fake_gpu().make(1));
     return CUDA_SUCCESS;
 }
 FAKE_CUDA CUresult cuStreamDestroy(CUstream stream)
 {
     FAKE_CALL();
-    give_back(stream);
+    fake_gpu().give_back(stream);
     return CUDA_SUCCESS;
 }
 FAKE_CUDA CUresult cuStreamSynchronize(CUstream)
@@ -148,13 +136,13 @@ FAKE_CUDA CUresult cuStreamSynchronize(CUstream)
 FAKE_CUDA CUresult cuEventCreate(CUevent *event, unsigned)
 {
     FAKE_CALL();
-    *event = static_cast<CUevent>(make(1));
+    *event = static_cast<CUevent>(fake_gpu().make(1));
     return CUDA_SUCCESS;
 }
 FAKE_CUDA CUresult cuEventDestroy(CUevent event)
 {
     FAKE_CALL();
-    give_back(event);
+    fake_gpu().give_back(event);
     return CUDA_SUCCESS;
 }
 FAKE_CUDA CUresult cuEventRecord(CUevent, CUstream)
@@ -170,25 +158,25 @@ FAKE_CUDA CUresult cuEventQuery(CUevent)
 FAKE_CUDA CUresult cuMemAlloc(CUdeviceptr *memory, size_t size)
 {
     FAKE_CALL();
-    *memory = reinterpret_cast<CUdeviceptr>(make(size));
+    *memory = reinterpret_cast<CUdeviceptr>(fake_gpu().make(size));
     return CUDA_SUCCESS;
 }
 FAKE_CUDA CUresult cuMemFree(CUdeviceptr memory)
 {
     FAKE_CALL();
-    give_back(reinterpret_cast<void *>(memory));
+    fake_gpu().give_back(reinterpret_cast<void *>(memory));
     return CUDA_SUCCESS;
 }
 FAKE_CUDA CUresult cuMemHostAlloc(void **memory, size_t size, unsigned)
 {
     FAKE_CALL();
-    *memory = make(size);
+    *memory = fake_gpu().make(size);
     return CUDA_SUCCESS;
 }
 FAKE_CUDA CUresult cuMemFreeHost(void *memory)
 {
     FAKE_CALL();
-    give_back(memory);
+    fake_gpu().give_back(memory);
     return CUDA_SUCCESS;
 }
 FAKE_CUDA CUresult cuMemsetD8Async(CUdeviceptr memory, unsigned char value, size_t size, CUstream)

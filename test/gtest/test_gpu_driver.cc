@@ -84,6 +84,7 @@ const zip_gpu_api_t &Program::api_ = *zip_gpu_back_end();
 
 void start(int fail_after)
 {
+    fake_gpu().end_context(); // of the run before
     fake_gpu() = FakeGpu{};
     fake_gpu().contexts = {CONTEXT_OF_CODEC};
     fake_gpu().fail_after = fail_after;
@@ -98,7 +99,7 @@ TEST(GpuDriver, WorksAndLeavesNothingBehind)
         EXPECT_EQ(1u, fake_gpu().contexts.size()) << step;
     });
     EXPECT_EQ(CONTEXT_OF_CALLER, fake_gpu().contexts.back());
-    EXPECT_EQ(0, fake_gpu().live);
+    EXPECT_TRUE(fake_gpu().live.empty());
 }
 
 TEST(GpuDriver, SaysWhatFailedAndLeavesTheThreadAsItWas)
@@ -147,8 +148,9 @@ TEST(GpuDriver, SaysWhatFailedAndLeavesTheThreadAsItWas)
             caller = CONTEXT_OF_CALLER;
             before = gpu.calls.size();
         });
-        EXPECT_TRUE(leaks || fake_gpu().live == 0) << "call " << n << ", " << calls[n];
+        EXPECT_TRUE(leaks || fake_gpu().live.empty()) << "call " << n << ", " << calls[n];
     }
+    fake_gpu().end_context();
     for (const char *step :
          {"open", "queue_create", "encode", "decode", "probe", "queue_destroy", "close"})
         EXPECT_TRUE(std::any_of(seen_failing.begin(), seen_failing.end(), [&](const auto &seen) {
