@@ -98,7 +98,8 @@ struct alignas(16) Item {
     uint32_t chunk_count;
     uint32_t chunk_log2; // of chunk_tiles, or 32 if that is no power of two
     // Word k of a job is value[last chunk][k] + chunk * chunk_step[k] + tile * tile_step[k], mod
-    // 2^64.
+    // 2^64. Where there is one chunk, value[0] and chunk_step hold anything; words of sections that
+    // a stored chunk lacks mean nothing.
     uint64_t value[2][JOB_WORDS];
     uint64_t chunk_step[JOB_WORDS];
     uint64_t tile_step[JOB_WORDS];
