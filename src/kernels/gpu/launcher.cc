@@ -115,15 +115,16 @@ private:
         uint32_t first, next; // its first place in the table, and that of its next item
         uint64_t tiles;       // of the items before that one
         bool whole;           // all tiles are
+        bool aligned;         // all originals are, to 16 bytes
         bool offered;         // to several kernels, most of which find that a probe chose another
     };
     zip_status_t count_parts(Action action, const zip_gpu_item_t *in, size_t count);
     zip_status_t fill(Action action, const zip_gpu_item_t *in, size_t count, zip_probe_t *results,
                       Item *table);
-    zip_status_t put(Part &part, const Pattern &pattern, const Addresses &addresses, bool aligned,
-                     size_t number, Item *table);
-    zip_status_t put_unknown(const Kind &kind, uint8_t shape, Addresses addresses, bool aligned,
-                             size_t number, Item *table);
+    zip_status_t put(Part &part, const Pattern &pattern, const Addresses &addresses, size_t number,
+                     Item *table);
+    zip_status_t put_unknown(const Kind &kind, uint8_t shape, Addresses addresses, size_t number,
+                             Item *table);
     zip_status_t launch_part(Kernel kernel, const Part &part, bool is_short,
                              zip_gpu_launch_t params);
     // Passes on what a call of the driver returned. After an error nobody knows what of the batch
@@ -300,7 +301,7 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
 // fill()'s to say.
 zip_status_t Queue::count_parts(Action action, const zip_gpu_item_t *in, size_t count)
 {
-    std::fill(std::begin(parts_), std::end(parts_), Part{0, 0, 0, 0, true, false});
+    std::fill(std::begin(parts_), std::end(parts_), Part{0, 0, 0, 0, true, true, false});
     if (action == Action::PROBE)
         parts_[PROBE_PART].count = uint32_t(count);
     for (size_t i = 0, first = 0; i < count && action != Action::PROBE; first = i) {
@@ -351,14 +352,10 @@ zip_status_t Queue::fill(Action action, const zip_gpu_item_t *in, size_t count,
                         "item %zu: the batch has more chunks than the %" PRIu32
                         " that the queue was made for",
                         i, max_chunks_);
-        // an encoder's kernels for whole tiles read them in vectors
-        const bool aligned = action != Action::ENCODE ||
-                             reinterpret_cast<uintptr_t>(in[i].data) % CHUNKS_ALIGN == 0;
         const zip_status_t status =
                 kind->part != NO_PART
-                        ? put(parts_[kind->part], kind->pattern, addresses, aligned, i, table)
-                        : put_unknown(*kind, uint8_t(in[i].coding.shape), addresses, aligned, i,
-                                      table);
+                        ? put(parts_[kind->part], kind->pattern, addresses, i, table)
+                        : put_unknown(*kind, uint8_t(in[i].coding.shape), addresses, i, table);
         if (status != ZIP_OK)
             return status;
     }
@@ -367,11 +364,12 @@ zip_status_t Queue::fill(Action action, const zip_gpu_item_t *in, size_t count,
 
 // The next item of a launch.
 zip_status_t Queue::put(Part &part, const Pattern &pattern, const Addresses &addresses,
-                        bool aligned, size_t number, Item *table)
+                        size_t number, Item *table)
 {
     write_item(table[part.next++], pattern, addresses, uint32_t(part.tiles));
     part.tiles += pattern.tiles;
-    part.whole = part.whole && pattern.whole && aligned;
+    part.whole = part.whole && pattern.whole;
+    part.aligned = part.aligned && reinterpret_cast<uintptr_t>(addresses.data) % 16 == 0;
     part.offered = part.offered || addresses.probe != nullptr;
     return part.tiles <= MAX_TILES
                    ? ZIP_OK
@@ -380,17 +378,17 @@ zip_status_t Queue::put(Part &part, const Pattern &pattern, const Addresses &add
 }
 
 // An item of unknown type: a probe, and an item of each launch that it may find to be the best.
-zip_status_t Queue::put_unknown(const Kind &kind, uint8_t shape, Addresses addresses, bool aligned,
-                                size_t number, Item *table)
+zip_status_t Queue::put_unknown(const Kind &kind, uint8_t shape, Addresses addresses, size_t number,
+                                Item *table)
 {
     Part &probes = parts_[PROBE_PART];
     addresses.probe = probes_ + (probes.next - probes.first);
-    zip_status_t status = put(probes, kind.pattern, addresses, true, number, table);
+    zip_status_t status = put(probes, kind.pattern, addresses, number, table);
     for_each_offer(shape, [&](uint8_t dtype, uint8_t s) {
         Pattern pattern;
         make_pattern(kind.geometry, {dtype, s, kind.geometry.small_tiles}, &pattern);
         if (status == ZIP_OK)
-            status = put(parts_[part_of(dtype, s)], pattern, addresses, aligned, number, table);
+            status = put(parts_[part_of(dtype, s)], pattern, addresses, number, table);
     });
     return status;
 }
@@ -417,8 +415,7 @@ zip_status_t Queue::launch_part(Kernel kernel, const Part &part, bool is_short,
     // decode, whose original is aligned). What may have nothing to do is offered to no more blocks
     // than the GPU holds.
     const bool one = part.count == 1 && !part.offered && is_short &&
-                     (kernel.action == Action::ENCODE ||
-                      launch.inline_items[0].value[1][JOB_DATA] % 16 == 0);
+                     (kernel.action == Action::ENCODE || part.aligned);
     kernel.few = limited || (part.whole && !one);
     kernel.whole = part.whole;
     if (!exists(kernel))
