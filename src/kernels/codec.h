@@ -133,10 +133,12 @@ typedef struct zip_job {
     zip_status_t status;
 } zip_job_t;
 
-/* Encode or decode `count` buffers with up to `threads` threads, the caller's among them (0: as
- * many as the process may run on), which end before the call returns. Fewer run where threads
- * cannot be had. Returns ZIP_OK if all jobs did, else the status of the first that did not; the
- * others are done all the same. */
+/* Encode or decode `count` buffers on up to `threads` threads, the caller's among them (0: as many
+ * as the caller may run on, which is the most in any case). Fewer where threads cannot be had, or
+ * where the buffers are too short to be worth waking one. The others are made by the first call
+ * that wants them, serve all callers, sleep in between with all signals blocked, and end with the
+ * process or when the library is unloaded; a child of fork() makes its own. Returns ZIP_OK if all
+ * jobs did, else the status of the first that did not; the others are done all the same. */
 zip_status_t zip_codec_encode_batch(zip_job_t *jobs, size_t count, unsigned threads);
 zip_status_t zip_codec_decode_batch(zip_job_t *jobs, size_t count, unsigned threads);
 

@@ -532,58 +532,6 @@ TEST(Codec, auto_stores_what_does_not_gain)
               trip.check({ZIP_DTYPE_AUTO, ZIP_SHAPE_DEFAULT, 0}, noise));
 }
 
-TEST(CodecBatch, does_all_jobs_and_reports_the_first_that_fails)
-{
-    constexpr size_t JOBS = 23;
-    for (unsigned threads : {0u, 1u, 3u, 64u}) {
-        SCOPED_TRACE(threads);
-        std::vector<Bytes> data, chunks, back;
-        std::vector<zip_job_t> jobs(JOBS);
-        for (size_t i = 0; i < JOBS; ++i) {
-            const zip_coding_t coding = all_codings()[i];
-            data.push_back(make_data(Data::NORMAL, coding.dtype, i * 3001));
-            chunks.emplace_back(zip_codec_bound(data[i].size()));
-            back.emplace_back(data[i].size());
-        }
-        for (size_t i = 0; i < JOBS; ++i)
-            jobs[i] = {all_codings()[i], data[i].data(),   data[i].size(),
-                       chunks[i].data(), chunks[i].size(), 0,
-                       ZIP_ERR_CORRUPT};
-        EXPECT_EQ(ZIP_OK, zip_codec_encode_batch(jobs.data(), JOBS, threads));
-        for (size_t i = 0; i < JOBS; ++i) {
-            EXPECT_EQ(ZIP_OK, jobs[i].status);
-            Bytes alone(chunks[i].size());
-            size_t size;
-            ASSERT_EQ(ZIP_OK, zip_codec_encode(all_codings()[i], data[i].data(), data[i].size(),
-                                               alone.data(), alone.size(), &size));
-            ASSERT_EQ(size, jobs[i].encoded);
-            EXPECT_EQ(0, memcmp(alone.data(), chunks[i].data(), size));
-            jobs[i] = {{}, chunks[i].data(), size, back[i].data(), back[i].size(),
-                       0,  ZIP_ERR_CORRUPT};
-        }
-        EXPECT_EQ(ZIP_OK, zip_codec_decode_batch(jobs.data(), JOBS, threads));
-        EXPECT_EQ(data, back);
-
-        jobs[7].src_size = 3;
-        jobs[11].dst = nullptr;
-        back.assign(JOBS, {});
-        for (size_t i = 0; i < JOBS; ++i) {
-            back[i].resize(data[i].size());
-            jobs[i].dst = i == 11 ? nullptr : back[i].data();
-        }
-        EXPECT_EQ(ZIP_ERR_CORRUPT, zip_codec_decode_batch(jobs.data(), JOBS, threads));
-        EXPECT_EQ(ZIP_ERR_INVALID_PARAM, jobs[11].status);
-        for (size_t i = 0; i < JOBS; ++i) {
-            if (i != 7 && i != 11) {
-                EXPECT_EQ(ZIP_OK, jobs[i].status);
-                EXPECT_EQ(data[i], back[i]);
-            }
-        }
-    }
-    EXPECT_EQ(ZIP_OK, zip_codec_encode_batch(nullptr, 0, 4));
-    EXPECT_EQ(ZIP_ERR_INVALID_PARAM, zip_codec_encode_batch(nullptr, 1, 4));
-}
-
 // The layout that format.md gives for the whole of it: written out, so that a change of the format
 // is seen.
 TEST(CodecFormat, layout)

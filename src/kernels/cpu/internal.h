@@ -86,6 +86,10 @@ zip_status_t encode(Coder coder, zip_coding_t coding, const void *src, size_t le
                     size_t dst_size, size_t *encoded_p);
 zip_status_t decode(Coder coder, const void *src, size_t src_size, void *dst, size_t length);
 
+// Does `work` for every job, as codec.h says of batches. A job may be a batch of its own.
+using Work = void (*)(zip_job_t &job);
+zip_status_t run_batch(zip_job_t *jobs, size_t count, unsigned threads, Work work);
+
 // The header of a chunk of that original, tail length and trailing bytes not yet set.
 inline ChunkHeader new_header(Coding coding, uint64_t length)
 {

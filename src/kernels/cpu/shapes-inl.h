@@ -172,7 +172,7 @@ void write_level(TailWriter &tail, uint32_t n, uint32_t groups)
 template <uint8_t kShape>
 bool encode_shape(const TypeOps &type, const uint8_t *positions, uint32_t values,
                   uint32_t group_blocks, const RankTable &table, uint32_t most, uint8_t *level1,
-                  TailWriter &tail)
+                  const Ahead &ahead, TailWriter &tail)
 {
     constexpr ShapeTraits S = shape_traits(kShape);
     constexpr uint32_t w1 = S.width[0];
@@ -184,6 +184,7 @@ bool encode_shape(const TypeOps &type, const uint8_t *positions, uint32_t values
         const uint32_t n = std::min(values - b * BLOCK_VALUES, BLOCK_VALUES);
         const uint32_t words = uint32_t(div_up(n, WORD_VALUES));
         const uint8_t *const exponents = positions + b * BLOCK_VALUES;
+        ahead.fetch(b);
         Planes ranks;
         rank_planes(exponents, table, ranks);
         if (HWY_UNLIKELY(n < BLOCK_VALUES)) { // padding has the code 0
@@ -390,7 +391,7 @@ bool count_codes(const CodedTile &tile, uint32_t n, TailReader &tail)
 
 // Decodes a tile's exponents, by code position. Returns false if the tile is corrupt.
 template <uint8_t kShape>
-bool decode_shape(const CodedTile &tile, TailReader &tail, uint8_t *positions)
+bool decode_shape(const CodedTile &tile, const Ahead &ahead, TailReader &tail, uint8_t *positions)
 {
     constexpr ShapeTraits S = shape_traits(kShape);
     constexpr uint32_t w1 = S.width[0];
@@ -444,6 +445,7 @@ bool decode_shape(const CodedTile &tile, TailReader &tail, uint8_t *positions)
                          sizeof(uint32_t) * words);
         }
 
+        ahead.fetch(b);
         Planes ranks;
         uint32_t n2 = taken;
         uint64_t any_raw = 0;
@@ -495,8 +497,8 @@ bool decode_shape(const CodedTile &tile, TailReader &tail, uint8_t *positions)
 
 struct ShapeOps {
     bool (*encode)(const TypeOps &, const uint8_t *, uint32_t, uint32_t, const RankTable &,
-                   uint32_t, uint8_t *, TailWriter &);
-    bool (*decode)(const CodedTile &, TailReader &, uint8_t *);
+                   uint32_t, uint8_t *, const Ahead &, TailWriter &);
+    bool (*decode)(const CodedTile &, const Ahead &, TailReader &, uint8_t *);
 };
 
 ShapeOps shape_ops_of(uint8_t shape)

@@ -81,8 +81,7 @@ void from_positions(const TypeOps &type, uint32_t values, uint8_t *elements, uin
 class RawPlanes {
 public:
     RawPlanes(Coding coding, uint32_t values)
-        : values_(values), words_(uint32_t(div_up(values, WORD_VALUES))),
-          w1_(shape_traits(coding.shape).width[0]),
+        : words_(uint32_t(div_up(values, WORD_VALUES))), w1_(shape_traits(coding.shape).width[0]),
           counts_(tile_counts_bytes(coding, values) / TAIL_WORD * TAIL_WORD),
           all_(raw_words(coding, values) * TAIL_WORD)
     {
@@ -102,7 +101,6 @@ public:
     {
         return std::min(words_ - block * BLOCK_WORDS, BLOCK_WORDS);
     }
-    uint32_t blocks() const { return uint32_t(div_up(values_, BLOCK_VALUES)); }
 
     // What LEVEL1 does not hold: first in COUNTS, then in SYMBOLS, then in the tail.
     void store(uint8_t *counts, size_t counts_bytes, uint8_t *symbols, uint8_t *tail) const
@@ -123,7 +121,7 @@ public:
     }
 
 private:
-    const uint32_t values_, words_, w1_, counts_, all_;
+    const uint32_t words_, w1_, counts_, all_;
     uint8_t words_of_others_[raw_words({DTYPE_FP64, SHAPE_11238, false}, MAX_TILE_VALUES) *
                              TAIL_WORD];
 };
@@ -208,62 +206,122 @@ void fp64_exponents_of(const uint8_t *symbols, uint32_t values, uint32_t base, u
         exponents[v] = uint16_t(format::fp64_exponent(symbols[v], base));
 }
 
+// How a chunk is coded, and where its sections are.
+struct Plan {
+    Plan(Coding c, uint64_t length)
+        : coding(c), l(layout_of(c, length)), traits(type_traits(c.dtype)),
+          shape(shape_traits(c.shape)), type(type_ops_of(c.dtype)), ops(shape_ops_of(c.shape)),
+          tile_size(tile_values(c)), group_blocks(group_values(c) / BLOCK_VALUES)
+    {
+    }
+    const Coding coding;
+    const Layout l;
+    const TypeTraits traits;
+    const ShapeTraits shape;
+    const TypeOps &type;
+    const ShapeOps ops;
+    const uint32_t tile_size, group_blocks;
+};
+
+// A tile's share of the values, and of each section of a chunk that is written or read.
+template <class Byte>
+struct Tile {
+    Tile(const Plan &p, Byte *chunk, uint64_t t)
+        : first(t * p.tile_size),
+          values(uint32_t(std::min<uint64_t>(p.l.values - first, p.tile_size))),
+          blocks(uint32_t(div_up(values, BLOCK_VALUES))),
+          mantissa_planes(p.traits.mantissa_is_bytes() ? 0 : p.traits.sign_mantissa_bits()),
+          level1(chunk + p.l.level1 + plane_bytes(p.shape.width[0], first)),
+          counts(chunk + p.l.counts + sizeof(uint16_t) * p.shape.counts * p.shape.tile_groups * t),
+          header(chunk + p.l.tile_headers + sizeof(uint64_t) * t),
+          symbols(chunk + p.l.symbols + sizeof(TileSymbols) * t)
+    {
+        const uint32_t low = std::min(p.traits.low_bytes, 2u);
+        sections = {chunk + p.l.mantissa +
+                            (mantissa_planes == 0 ? first : plane_bytes(mantissa_planes, first)),
+                    chunk + p.l.low + low * first,
+                    chunk + p.l.low2 + (p.traits.low_bytes - low) * first};
+    }
+    // Addresses of a block's planes of sign and mantissa, and the words of one.
+    uint32_t planes(uint32_t block, Byte **to) const
+    {
+        const uint32_t n = std::min(values - block * BLOCK_VALUES, BLOCK_VALUES);
+        const uint32_t words = uint32_t(div_up(n, WORD_VALUES));
+        for (uint32_t q = 0; q < mantissa_planes; ++q)
+            to[q] = sections.mantissa +
+                    sizeof(uint32_t) * (mantissa_planes * BLOCK_WORDS * block + q * words);
+        return words;
+    }
+
+    // Its signs and mantissas, for a whole tile.
+    Ahead::Range mantissa() const
+    {
+        return {sections.mantissa, mantissa_planes == 0
+                                           ? BLOCK_VALUES
+                                           : uint32_t(plane_bytes(mantissa_planes, BLOCK_VALUES))};
+    }
+
+    const uint64_t first;
+    const uint32_t values, blocks, mantissa_planes;
+    TypeSections<Byte> sections; // `mantissa`: also where its planes are
+    Byte *const level1, *const counts, *const header, *const symbols;
+};
+
 size_t EncodeTiles(Coding coding, const uint8_t *src, size_t length, uint8_t *dst, size_t limit)
 {
-    const Layout l = layout_of(coding, length);
-    if (length > MAX_CODED_LENGTH || l.tail >= limit)
+    if (length > MAX_CODED_LENGTH)
         return 0;
-    const TypeTraits traits = type_traits(coding.dtype);
-    const ShapeTraits shape = shape_traits(coding.shape);
-    const TypeOps &type = type_ops_of(coding.dtype);
-    const ShapeOps ops = shape_ops_of(coding.shape);
-    const uint32_t k_planes = traits.sign_mantissa_bits(), tile_size = tile_values(coding);
-    const uint32_t low = std::min(traits.low_bytes, 2u), low2 = traits.low_bytes - low;
-    const uint32_t mantissa = traits.mantissa_is_bytes() ? 1 : 0;
+    const Plan p(coding, length);
+    const Layout &l = p.l;
+    if (l.tail >= limit)
+        return 0;
+    const TypeOps &type = p.type;
 
     ChunkHeader header = new_header(coding, length);
     clear_section_padding(coding, l, dst);
     snapshot(header.trailing, src + length - l.trailing, l.trailing);
 
-    TileBytes tile;
+    TileBytes bytes;
     TailWriter tail;
     alignas(64) uint8_t buffer[MAX_TILE_VALUES];
     for (uint64_t t = 0; t < l.tiles; ++t) {
-        const uint64_t first = t * tile_size;
-        const uint32_t values = uint32_t(std::min<uint64_t>(l.values - first, tile_size));
-        type.split(src + traits.size * first, values,
-                   {dst + l.mantissa + mantissa * first, dst + l.low + low * first,
-                    dst + l.low2 + low2 * first},
-                   tile);
+        const Tile<uint8_t> tile(p, dst, t);
+        const uint32_t values = tile.values;
+        type.split(src + p.traits.size * tile.first, values, tile.sections, bytes);
+        // What the next tile, if it is whole, writes and reads: not all that of a long type, whose
+        // tiles would push each other out of the caches.
+        Ahead ahead;
+        if (p.traits.size <= 4 && (t + 2) * p.tile_size <= l.values) {
+            const Tile<uint8_t> next(p, dst, t + 1);
+            ahead.near[0] = next.mantissa();
+            ahead.near[1] = {next.sections.low, p.traits.low_bytes * BLOCK_VALUES};
+            if (p.traits.size <= 2)
+                ahead.far = {src + p.traits.size * next.first, p.traits.size * BLOCK_VALUES};
+        }
 
         uint32_t base = 0;
         bool all_have_symbols = true;
         if (coding.dtype == DTYPE_FP64) {
-            base = choose_base(tile.exponent64, values, coding.shape);
-            all_have_symbols = symbols_of_fp64(tile.exponent64, values, base, tile.exponent);
+            base = choose_base(bytes.exponent64, values, coding.shape);
+            all_have_symbols = symbols_of_fp64(bytes.exponent64, values, base, bytes.exponent);
         }
         Sample sample;
         if (values < format::SAMPLE_ALL_BELOW) {
             for (uint32_t v = 0; v < values; ++v)
-                sample.add(tile.exponent[v]);
+                sample.add(bytes.exponent[v]);
         }
-        const uint8_t *const positions = to_positions(type, tile.exponent, values, buffer);
+        const uint8_t *const positions = to_positions(type, bytes.exponent, values, buffer);
         if (values >= format::SAMPLE_ALL_BELOW)
             sample_tile(type, positions, values, coding.shape, sample);
 
-        uint8_t *const level1 = dst + l.level1 + plane_bytes(shape.width[0], first);
-        uint8_t *const tile_counts =
-                dst + l.counts + sizeof(uint16_t) * shape.counts * shape.tile_groups * t;
-        uint8_t *const tile_symbols = dst + l.symbols + sizeof(TileSymbols) * t;
         uint8_t *const out = dst + l.tail + header.tail_length;
         RankedSymbols ranked;
         bool coded = all_have_symbols;
         uint32_t words = raw_tail_words(coding, values);
-        const uint32_t group_blocks = group_values(coding) / BLOCK_VALUES;
         if (coded) {
             ranked = sample.rank(coding.shape);
-            coded = ops.encode(type, positions, values, group_blocks, RankTable(ranked),
-                               words * TAIL_WORD, level1, tail);
+            coded = p.ops.encode(type, positions, values, p.group_blocks, RankTable(ranked),
+                                 words * TAIL_WORD, tile.level1, ahead, tail);
             words = coded ? coded_tail_words(tail.bits, tail.raws) : words;
         }
         if (l.tail + header.tail_length + words * TAIL_WORD >= limit)
@@ -274,54 +332,49 @@ size_t EncodeTiles(Coding coding, const uint8_t *src, size_t length, uint8_t *ds
                 ranked.table.symbol[format::BASE_LOW] = uint8_t(base);
                 ranked.table.symbol[format::BASE_HIGH] = uint8_t(base >> 8);
             }
-            memcpy(tile_symbols, &ranked.table, sizeof(ranked.table));
+            memcpy(tile.symbols, &ranked.table, sizeof(ranked.table));
             uint16_t group_counts[MAX_GROUPS * MAX_COUNTS];
             uint32_t n = 0;
-            for (uint32_t g = 0; g * group_blocks * BLOCK_VALUES < values; ++g) {
-                for (uint32_t c = 0; c < shape.counts; ++c)
+            for (uint32_t g = 0; g * p.group_blocks < tile.blocks; ++g) {
+                for (uint32_t c = 0; c < p.shape.counts; ++c)
                     group_counts[n++] =
                             uint16_t(tail.end[c][g] - (g == 0 ? 0 : tail.end[c][g - 1]));
             }
-            memcpy(tile_counts, group_counts, sizeof(uint16_t) * n);
+            memcpy(tile.counts, group_counts, sizeof(uint16_t) * n);
         } else {
             RawPlanes raw(coding, values);
-            const uint32_t bits = traits.exponent_bits;
+            const uint32_t bits = p.traits.exponent_bits;
             uint8_t *planes[8];
             if (coding.dtype == DTYPE_FP64) { // two bytes
                 for (uint32_t part = 0; part < 2; ++part) {
                     for (uint32_t v = 0; v < values; ++v)
-                        tile.exponent[v] = uint8_t(tile.exponent64[v] >> 8 * part);
-                    const uint8_t *const at = to_positions(type, tile.exponent, values, buffer);
-                    for (uint32_t b = 0; b < raw.blocks(); ++b) {
-                        raw.planes(b, 8 * part, part == 0 ? 8 : bits - 8, level1, planes);
+                        bytes.exponent[v] = uint8_t(bytes.exponent64[v] >> 8 * part);
+                    const uint8_t *const at = to_positions(type, bytes.exponent, values, buffer);
+                    for (uint32_t b = 0; b < tile.blocks; ++b) {
+                        raw.planes(b, 8 * part, part == 0 ? 8 : bits - 8, tile.level1, planes);
                         store_planes(at + b * BLOCK_VALUES, part == 0 ? 8 : bits - 8,
                                      raw.block_words(b), planes);
                     }
                 }
             } else {
-                for (uint32_t b = 0; b < raw.blocks(); ++b) {
-                    raw.planes(b, 0, bits, level1, planes);
+                for (uint32_t b = 0; b < tile.blocks; ++b) {
+                    raw.planes(b, 0, bits, tile.level1, planes);
                     store_planes(positions + b * BLOCK_VALUES, bits, raw.block_words(b), planes);
                 }
             }
-            raw.store(tile_counts, tile_counts_bytes(coding, values), tile_symbols, out);
+            raw.store(tile.counts, tile_counts_bytes(coding, values), tile.symbols, out);
         }
         const uint64_t tile_word =
                 tile_header(header.tail_length / TAIL_WORD, words, coded ? TILE_CODED : TILE_RAW);
-        memcpy(dst + l.tile_headers + sizeof(tile_word) * t, &tile_word, sizeof(tile_word));
+        memcpy(tile.header, &tile_word, sizeof(tile_word));
         header.tail_length += words * TAIL_WORD;
 
-        if (!traits.mantissa_is_bytes()) {
-            uint8_t *const section = dst + l.mantissa + plane_bytes(k_planes, first);
-            const uint8_t *const at = to_positions(type, tile.sign_mantissa, values, buffer);
-            for (uint32_t b = 0; b * BLOCK_VALUES < values; ++b) {
-                const uint32_t n = std::min(values - b * BLOCK_VALUES, BLOCK_VALUES);
-                const uint32_t block_words = uint32_t(div_up(n, WORD_VALUES));
+        if (tile.mantissa_planes != 0) {
+            const uint8_t *const at = to_positions(type, bytes.sign_mantissa, values, buffer);
+            for (uint32_t b = 0; b < tile.blocks; ++b) {
                 uint8_t *planes[8];
-                for (uint32_t q = 0; q < k_planes; ++q)
-                    planes[q] = section +
-                                sizeof(uint32_t) * (k_planes * BLOCK_WORDS * b + q * block_words);
-                store_planes(at + b * BLOCK_VALUES, k_planes, block_words, planes);
+                const uint32_t block_words = tile.planes(b, planes);
+                store_planes(at + b * BLOCK_VALUES, tile.mantissa_planes, block_words, planes);
             }
         }
     }
@@ -332,86 +385,70 @@ size_t EncodeTiles(Coding coding, const uint8_t *src, size_t length, uint8_t *ds
 zip_status_t DecodeTiles(const ChunkHeader &header, const uint8_t *src, uint8_t *dst)
 {
     const Coding coding = coding_of(header);
-    const Layout l = layout_of(coding, header.original_length);
-    const TypeTraits traits = type_traits(coding.dtype);
-    const ShapeTraits shape = shape_traits(coding.shape);
-    const TypeOps &type = type_ops_of(coding.dtype);
-    const ShapeOps ops = shape_ops_of(coding.shape);
-    const uint32_t k_planes = traits.sign_mantissa_bits(), tile_size = tile_values(coding);
-    const uint32_t low = std::min(traits.low_bytes, 2u), low2 = traits.low_bytes - low;
-    const uint32_t mantissa = traits.mantissa_is_bytes() ? 1 : 0;
+    const Plan p(coding, header.original_length);
+    const Layout &l = p.l;
+    const TypeOps &type = p.type;
     memcpy(dst + header.original_length - l.trailing, header.trailing, l.trailing);
 
-    TileBytes tile;
+    TileBytes bytes;
     TailReader tail;
     alignas(64) uint8_t buffer[MAX_TILE_VALUES];
     for (uint64_t t = 0; t < l.tiles; ++t) {
-        const uint64_t first = t * tile_size;
-        const uint32_t values = uint32_t(std::min<uint64_t>(l.values - first, tile_size));
-        const uint32_t blocks = uint32_t(div_up(values, BLOCK_VALUES));
-        const auto tile_word = snapshot_value<uint64_t>(src + l.tile_headers + 8 * t);
+        const Tile<const uint8_t> tile(p, src, t);
+        const uint32_t values = tile.values;
+        const auto tile_word = snapshot_value<uint64_t>(tile.header);
         if (!valid_tile_header(coding, tile_word, values, header.tail_length))
             return ZIP_ERR_CORRUPT;
-        const uint8_t *const level1 = src + l.level1 + plane_bytes(shape.width[0], first);
-        const uint8_t *const counts =
-                src + l.counts + sizeof(uint16_t) * shape.counts * shape.tile_groups * t;
-        const uint8_t *const symbols = src + l.symbols + sizeof(TileSymbols) * t;
         const uint8_t *const in = src + l.tail + TAIL_WORD * tile_offset(tile_word);
+        uint8_t *const to = dst + p.traits.size * tile.first;
 
         if (tile_mode(tile_word) == TILE_CODED) {
-            CodedTile coded = {values,
-                               group_values(coding) / BLOCK_VALUES,
-                               tile_words(tile_word),
-                               level1,
-                               counts,
-                               in,
+            CodedTile coded = {values,      p.group_blocks, tile_words(tile_word),
+                               tile.level1, tile.counts,    in,
                                {}};
-            snapshot(&coded.symbols, symbols, sizeof(coded.symbols));
+            snapshot(&coded.symbols, tile.symbols, sizeof(coded.symbols));
             const uint32_t base = coded.symbols.symbol[format::BASE_LOW] +
                                   256u * coded.symbols.symbol[format::BASE_HIGH];
             if (coding.dtype == DTYPE_FP64 && base > format::MAX_BASE)
                 return ZIP_ERR_CORRUPT;
-            if (!ops.decode(coded, tail, positions_of(type, tile.exponent, buffer)))
+            Ahead ahead;
+            if (values == p.tile_size) {
+                ahead.near[0] = tile.mantissa();
+                ahead.far = {to, p.traits.size * BLOCK_VALUES};
+            }
+            if (!p.ops.decode(coded, ahead, tail, positions_of(type, bytes.exponent, buffer)))
                 return ZIP_ERR_CORRUPT;
-            from_positions(type, values, tile.exponent, buffer);
+            from_positions(type, values, bytes.exponent, buffer);
             if (coding.dtype == DTYPE_FP64)
-                fp64_exponents_of(tile.exponent, values, base, tile.exponent64);
+                fp64_exponents_of(bytes.exponent, values, base, bytes.exponent64);
         } else {
             RawPlanes raw(coding, values);
-            raw.load(counts, symbols, in);
-            const uint32_t bits = traits.exponent_bits;
+            raw.load(tile.counts, tile.symbols, in);
+            const uint32_t bits = p.traits.exponent_bits;
             for (uint32_t part = 0; 8 * part < bits; ++part) {
                 const uint32_t n = std::min(bits - 8 * part, 8u);
-                uint8_t *const at = positions_of(type, tile.exponent, buffer);
-                for (uint32_t b = 0; b < blocks; ++b) {
+                uint8_t *const at = positions_of(type, bytes.exponent, buffer);
+                for (uint32_t b = 0; b < tile.blocks; ++b) {
                     const uint8_t *planes[8];
-                    raw.planes(b, 8 * part, n, level1, planes);
+                    raw.planes(b, 8 * part, n, tile.level1, planes);
                     load_planes(planes, n, raw.block_words(b), at + b * BLOCK_VALUES);
                 }
-                from_positions(type, values, tile.exponent, buffer);
+                from_positions(type, values, bytes.exponent, buffer);
                 for (uint32_t v = 0; coding.dtype == DTYPE_FP64 && v < values; ++v)
-                    tile.exponent64[v] = uint16_t((part == 0 ? 0 : tile.exponent64[v]) |
-                                                  tile.exponent[v] << 8 * part);
+                    bytes.exponent64[v] = uint16_t((part == 0 ? 0 : bytes.exponent64[v]) |
+                                                   bytes.exponent[v] << 8 * part);
             }
         }
-        if (!traits.mantissa_is_bytes()) {
-            const uint8_t *const section = src + l.mantissa + plane_bytes(k_planes, first);
-            uint8_t *const at = positions_of(type, tile.sign_mantissa, buffer);
-            for (uint32_t b = 0; b < blocks; ++b) {
-                const uint32_t n = std::min(values - b * BLOCK_VALUES, BLOCK_VALUES);
-                const uint32_t block_words = uint32_t(div_up(n, WORD_VALUES));
+        if (tile.mantissa_planes != 0) {
+            uint8_t *const at = positions_of(type, bytes.sign_mantissa, buffer);
+            for (uint32_t b = 0; b < tile.blocks; ++b) {
                 const uint8_t *planes[8];
-                for (uint32_t q = 0; q < k_planes; ++q)
-                    planes[q] = section +
-                                sizeof(uint32_t) * (k_planes * BLOCK_WORDS * b + q * block_words);
-                load_planes(planes, k_planes, block_words, at + b * BLOCK_VALUES);
+                const uint32_t block_words = tile.planes(b, planes);
+                load_planes(planes, tile.mantissa_planes, block_words, at + b * BLOCK_VALUES);
             }
-            from_positions(type, values, tile.sign_mantissa, buffer);
+            from_positions(type, values, bytes.sign_mantissa, buffer);
         }
-        type.merge(values,
-                   {src + l.mantissa + mantissa * first, src + l.low + low * first,
-                    src + l.low2 + low2 * first},
-                   tile, dst + traits.size * first);
+        type.merge(values, tile.sections, bytes, to);
     }
     return ZIP_OK;
 }

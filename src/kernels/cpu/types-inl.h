@@ -25,6 +25,31 @@ struct TileBytes {
     alignas(64) uint16_t exponent64[MAX_TILE_VALUES];   // fp64: exponents
 };
 
+// Memory that is wanted after a tile's blocks, called to the caches a share with each block: it
+// comes while that is coded. Measured on a Xeon with AVX-512, bf16: where it comes from memory (16
+// MiB and above) encode takes a tenth less time and decode a sixth; at 128 KiB, which the
+// second-level cache holds, encode 8% less and decode 5% more.
+struct Ahead {
+    struct Range {
+        const uint8_t *at;
+        uint32_t block_bytes;
+    };
+    Range near[2] = {}; // to the first level
+    Range far = {};     // to the second
+
+    // Inlined, since GCC drops calls of a function that does nothing else.
+    HWY_INLINE void fetch(uint32_t block) const
+    {
+        constexpr uint32_t LINE = 64;
+        for (const Range &r : near) {
+            for (uint32_t i = 0; i < r.block_bytes; i += LINE)
+                __builtin_prefetch(r.at + r.block_bytes * block + i, 0, 3);
+        }
+        for (uint32_t i = 0; i < far.block_bytes; i += LINE)
+            __builtin_prefetch(far.at + far.block_bytes * block + i, 0, 2);
+    }
+};
+
 // Sections of a chunk at a tile's first value, what the type's part reads or writes there.
 template <class Byte>
 struct TypeSections {
