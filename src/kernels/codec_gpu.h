@@ -4,12 +4,14 @@
  * zip_gpu_load() returns a table of functions.
  *
  * Nothing here allocates, frees, or waits for the device, but for open, close, queue_create and
- * queue_destroy. Encode, decode and probe put one kernel launch (and, for long batches, one small
- * copy before it) on the queue's stream and return.
+ * queue_destroy. Encode, decode and probe put a kernel launch for each type and shape in the batch
+ * (and, for long batches, one small copy before them) on the queue's stream and return.
  *
  * Addresses are device addresses of memory that the GPU can reach: its own, pinned host memory that
  * is mapped under the same address (cuMemHostAlloc, cuMemHostRegister), a peer's. `data` has any
- * alignment (16 bytes are fastest); `chunks` is aligned to 16 bytes. */
+ * alignment (16 bytes are fastest); `chunks` is aligned to 16 bytes. An encode is some 2% faster
+ * where a chunk's header ends at a multiple of 128 bytes: chunks % 128 == ZIP_GPU_CHUNK_PHASE, and
+ * the stride a multiple of 128. */
 #ifndef ZIP_CODEC_GPU_H
 #define ZIP_CODEC_GPU_H
 
@@ -26,6 +28,8 @@ typedef struct zip_gpu_queue zip_gpu_queue_t; /* a stream, and what launches on 
 /* Longest original of one chunk that a GPU encodes or decodes. Longer buffers are cut into several.
  */
 #define ZIP_GPU_MAX_CHUNK (UINT64_C(1) << 34)
+
+#define ZIP_GPU_CHUNK_PHASE 80
 
 /* What a decode does with the values. */
 typedef enum zip_gpu_op {
@@ -84,8 +88,14 @@ typedef struct zip_gpu_launch {
 /* All calls on one queue are made by one thread at a time; different queues are independent. The
  * context in which the GPU was opened is made current inside each call and the caller's restored.
  * Errors: INVALID_PARAM (the text says which), NO_SPACE (no free slot, or more items or chunks than
- * the queue was made for: nothing was launched), DEVICE (a driver error). error_text() tells the
- * last error of the calling thread. */
+ * the queue was made for), both of which launch nothing and leave the queue as it was; DEVICE (an
+ * error of the driver). error_text() tells the last error of the calling thread.
+ *
+ * After DEVICE from encode, decode or probe the queue has failed: all later calls of these three on
+ * it are DEVICE too, with a text that repeats the first error, and launch nothing. Destroy it and
+ * make another. Some of the batch's launches may be under way: a chunk's progress word with the
+ * batch's sequence number still says that this chunk is done, and no other chunk or result may be
+ * used. Until queue_destroy has returned the batch's memory may be read and written. */
 typedef struct zip_gpu_api {
     uint32_t version; /* ZIP_GPU_API_VERSION */
     const char *name; /* "cuda", "hip" */
@@ -95,7 +105,8 @@ typedef struct zip_gpu_api {
     void (*close)(zip_gpu_t *gpu); /* after its queues were destroyed; the context may be gone */
     zip_status_t (*queue_create)(zip_gpu_t *gpu, const zip_gpu_queue_params_t *params,
                                  zip_gpu_queue_t **queue_p);
-    void (*queue_destroy)(zip_gpu_queue_t *queue); /* its launches must be done */
+    /* Its launches must be done; those of a queue that failed it waits for. Never fails. */
+    void (*queue_destroy)(zip_gpu_queue_t *queue);
     void *(*queue_stream)(zip_gpu_queue_t *queue);
     zip_status_t (*encode)(zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count,
                            zip_gpu_launch_t launch);

@@ -77,6 +77,7 @@ nlohmann::ordered_json to_json(const BenchRow &r)
     put(row, "batch", r.batch);
     put(row, "progress", r.progress);
     put(row, "memory_gbps", r.memory_gbps);
+    put(row, "host_us_median", r.host_us_median);
     return row;
 }
 

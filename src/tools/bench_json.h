@@ -44,6 +44,7 @@ struct BenchRow {
     std::optional<uint64_t> batch;     // buffers of `size` bytes in one launch
     std::optional<bool> progress;      // gpu, zip: a word a chunk was written to pinned host memory
     std::optional<double> memory_gbps; // gpu: 10^9 bytes read and written a second
+    std::optional<double> host_us_median; // gpu: the host's part, in the call that launches
 };
 
 // Fails early when FILE cannot be written, before minutes are spent on measuring. Throws Error.

@@ -66,7 +66,7 @@ void print_rows(const std::vector<BenchRow> &rows)
     }
     std::printf("%s, %s\n", rows.front().dtype.c_str(), rows.front().data.c_str());
     Table table({"size", "where", "codec", "op", "chunk", "how", "cache", "us", "GB/s", "p10..p90",
-                 "ratio", "memory GB/s", "bits"});
+                 "ratio", "memory GB/s", "host us", "bits"});
     for (const BenchRow &row : rows) {
         table.add({format_size(*row.size), row.where, row.codec, row.op, chunk_text(row),
                    details(row), row.cache, format("%.1f", *row.us_median),
@@ -74,6 +74,7 @@ void print_rows(const std::vector<BenchRow> &rows)
                    format("%.2f..%.2f", *row.gbps_p10, *row.gbps_p90),
                    row.ratio ? format("%.4f", *row.ratio) : "",
                    row.memory_gbps ? format("%.0f", *row.memory_gbps) : "",
+                   row.host_us_median ? format("%.1f", *row.host_us_median) : "",
                    row.verified.value_or(false) ? "same" : ""});
     }
     table.print(stdout);

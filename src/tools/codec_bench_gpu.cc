@@ -3,17 +3,19 @@
 //
 // Every point is taken in one way. Before each run the destination is filled with something else,
 // and 256 MiB of other memory are read through L2: that evicts everything and leaves no dirty line
-// whose write-back the run would pay for. Two events around the one call take the time. After each
-// run the result is compared on the GPU.
+// whose write-back the run would pay for. Two events around the one call take the time, and a clock
+// the host's part of it. After each run the result is compared on the GPU.
 #include "tools/codec_bench_parts.h"
 
 #include "kernels/codec_gpu.h"
 #include "kernels/format.h"
+#include "tools/clock.h"
 #include "tools/cuda_driver.h"
 #include "tools/error.h"
 #include "tools/host_memory.h"
 #include "tools/interrupt.h"
 #include "tools/nvcomp_api.h"
+#include "tools/stats.h"
 #include "tools/table.h"
 #include "tools/units.h"
 
@@ -37,6 +39,7 @@ constexpr unsigned kRepeats = 20;
 constexpr unsigned kThreads = 256; // of a block of the kernels below
 constexpr unsigned kBlocks = 1024; // some on every multiprocessor
 constexpr uint64_t kAlign = 256;   // of every buffer, as the driver allocates
+constexpr uint64_t kLine = 128;    // of the GPU's caches
 // Longest buffer whose chunks are also decoded on the host.
 constexpr uint64_t kHostCheck = 64 << 20;
 
@@ -244,6 +247,11 @@ bool can_add(const CodecData &data)
            data.size % value_bytes(dtype) == 0;
 }
 
+// Microseconds of the runs of a point: on the GPU, and of the host in the call that launches it.
+struct Times {
+    std::vector<double> us, host_us;
+};
+
 } // namespace
 
 struct GpuBench::State {
@@ -279,29 +287,35 @@ struct GpuBench::State {
         }
     }
 
-    // Runs of `work`, in microseconds; `before` and `after` each run are not counted.
-    std::vector<double> time(bool cold, const std::function<void()> &before,
-                             const std::function<void()> &work, const std::function<void()> &after)
+    // Runs of `work`; `before` and `after` each run are not counted.
+    Times time(bool cold, const std::function<void()> &before, const std::function<void()> &work,
+               const std::function<void()> &after)
     {
         const unsigned repeats = options.repeats != 0 ? options.repeats : kRepeats;
-        std::vector<double> us;
+        Times times;
         for (unsigned i = 0; i < kWarmUps + repeats; ++i) {
             check_interrupted();
             before();
             if (cold) {
+                // A call that finds the driver's queue full waits: a batch's fill is a call a
+                // buffer.
+                stream.synchronize();
                 cuda::launch(read_kernel, kBlocks, kThreads, stream,
                              {flush.address(), flush.size() / 16, word.address()});
             }
             start.record(stream);
+            const double begin = now_s();
             work();
+            const double end = now_s();
             stop.record(stream);
             stop.synchronize();
             if (i >= kWarmUps) {
-                us.push_back(stop.since(start));
+                times.us.push_back(stop.since(start));
+                times.host_us.push_back((end - begin) * 1e6);
             }
             after();
         }
-        return us;
+        return times;
     }
 
     bool equal(Address a, Address b, uint64_t size)
@@ -345,9 +359,10 @@ struct GpuBench::State {
     }
 
     // `traffic`: bytes read and written for each byte of original data.
-    static void finish(BenchRow &row, const std::vector<double> &us, uint64_t bytes, double traffic)
+    static void finish(BenchRow &row, const Times &times, uint64_t bytes, double traffic)
     {
-        set_times(row, us, bytes);
+        set_times(row, times.us, bytes);
+        row.host_us_median = summarize(times.host_us).median;
         row.memory_gbps = *row.gbps_median * traffic;
         row.verified = true; // every run was compared, or this line is not reached
     }
@@ -357,7 +372,7 @@ struct GpuBench::State {
     {
         for (const std::string &cache : caches) {
             BenchRow row = gpu_row(data, "copy", "copy", cache);
-            const std::vector<double> us = time(
+            const Times times = time(
                     cache == "cold", [&] { poison(restored); },
                     [&] {
                         for (uint64_t i = 0; i < originals.count(); ++i) {
@@ -365,7 +380,7 @@ struct GpuBench::State {
                         }
                     },
                     [&] { expect_equal(restored, originals, row); });
-            finish(row, us, originals.bytes(), 2.0);
+            finish(row, times, originals.bytes(), 2.0);
             rows.push_back(row);
         }
     }
@@ -393,9 +408,11 @@ public:
         if (zip_codec_plan(coding, length_, &plan) != ZIP_OK) {
             throw Error("the codec cannot plan chunks of " + format_size(length_));
         }
-        stride_ = round_up(plan.bound, wire::SECTION_ALIGN);
+        // where the encoder is fastest
+        static_assert((ZIP_GPU_CHUNK_PHASE + wire::HEADER_LENGTH) % kLine == 0);
+        stride_ = round_up(plan.bound, kLine);
         memory_.emplace(options.chunks_in == "host" ? Memory::kPinnedHost : Memory::kDevice,
-                        stride_ * chunks());
+                        ZIP_GPU_CHUNK_PHASE + stride_ * chunks());
         if (options.progress) {
             progress_.emplace(Memory::kPinnedHost, chunks() * sizeof(uint64_t));
         }
@@ -415,7 +432,7 @@ public:
             item.op = op;
             item.data = reinterpret_cast<void *>(data.at(i));
             item.data_size = size_;
-            item.chunks = memory_->pointer(i * pieces_ * stride_);
+            item.chunks = memory_->pointer(at(i * pieces_));
             item.chunk_length = pieces_ == 1 ? 0 : length_;
             item.chunk_stride = stride_;
             if (progress_) {
@@ -465,7 +482,7 @@ public:
         Encoded result{};
         for (uint64_t i = 0; i < chunks(); ++i) {
             wire::ChunkHeader header{};
-            cuda::download(&header, memory_->address() + i * stride_, sizeof(header));
+            cuda::download(&header, memory_->address() + at(i), sizeof(header));
             const uint64_t length =
                     i % pieces_ + 1 == pieces_ ? size_ - (pieces_ - 1) * length_ : length_;
             if (header.magic != wire::MAGIC || header.original_length != length) {
@@ -497,12 +514,12 @@ public:
     {
         std::vector<std::byte> encoded(static_cast<size_t>(stride_ * pieces_));
         std::vector<std::byte> restored(static_cast<size_t>(size_));
-        cuda::download(encoded.data(), memory_->address(), encoded.size());
+        cuda::download(encoded.data(), memory_->address() + at(0), encoded.size());
         for (uint64_t i = 0; i < pieces_; ++i) {
-            const uint64_t at = i * length_;
+            const uint64_t done = i * length_;
             if (zip_codec_decode(encoded.data() + i * stride_, static_cast<size_t>(stride_),
-                                 restored.data() + at,
-                                 static_cast<size_t>(std::min(length_, size_ - at))) != ZIP_OK) {
+                                 restored.data() + done,
+                                 static_cast<size_t>(std::min(length_, size_ - done))) != ZIP_OK) {
                 return false;
             }
         }
@@ -510,6 +527,9 @@ public:
     }
 
 private:
+    // Where chunk i is in the memory.
+    uint64_t at(uint64_t i) const { return ZIP_GPU_CHUNK_PHASE + i * stride_; }
+
     uint64_t size_, count_, length_, pieces_;
     uint64_t stride_ = 0;
     std::optional<Buffer> memory_;
@@ -546,7 +566,7 @@ void GpuBench::State::measure_zip(const CodecData &data, const ZipPoint &point,
     BenchRow encode = base;
     encode.op = "encode";
     std::vector<zip_gpu_item_t> items = chunks.items(coding, ZIP_GPU_STORE, originals);
-    const std::vector<double> encode_us = time(
+    const Times encode_times = time(
             cold,
             [&] {
                 chunks.clear_progress();
@@ -575,7 +595,7 @@ void GpuBench::State::measure_zip(const CodecData &data, const ZipPoint &point,
     const auto run_decode = [&] {
         codec.check(codec.api().decode(queue.get(), items.data(), items.size(), next()), "decode");
     };
-    const std::vector<double> decode_us = time(
+    const Times decode_times = time(
             cold,
             [&] {
                 chunks.clear_progress();
@@ -588,8 +608,8 @@ void GpuBench::State::measure_zip(const CodecData &data, const ZipPoint &point,
             });
     decode.ratio = ratio;
     // An encode is right once its chunks were decoded to the original.
-    finish(encode, encode_us, originals.bytes(), 1.0 + ratio);
-    finish(decode, decode_us, originals.bytes(), 1.0 + ratio);
+    finish(encode, encode_times, originals.bytes(), 1.0 + ratio);
+    finish(decode, decode_times, originals.bytes(), 1.0 + ratio);
     for (const BenchRow *row : {&encode, &decode}) {
         if (wants(options.ops, row->op.c_str())) {
             rows.push_back(*row);
@@ -602,7 +622,7 @@ void GpuBench::State::measure_zip(const CodecData &data, const ZipPoint &point,
     BenchRow add = base;
     add.op = "add";
     items = chunks.items(coding, ZIP_GPU_ADD, restored);
-    const std::vector<double> add_us = time(
+    const Times add_times = time(
             cold,
             [&] {
                 chunks.clear_progress();
@@ -616,7 +636,7 @@ void GpuBench::State::measure_zip(const CodecData &data, const ZipPoint &point,
                 expect_equal(restored, *sums, add);
             });
     add.ratio = ratio;
-    finish(add, add_us, originals.bytes(), 2.0 + ratio);
+    finish(add, add_times, originals.bytes(), 2.0 + ratio);
     rows.push_back(add);
 }
 
@@ -679,7 +699,7 @@ void GpuBench::State::measure_nvcomp(const CodecData &data, const NvcompCodec &p
 
     BenchRow encode = gpu_row(data, "encode", peer.name(), cache);
     encode.chunk = chunk;
-    const std::vector<double> encode_us = time(
+    const Times encode_times = time(
             cache == "cold",
             [&] {
                 poison_statuses();
@@ -696,7 +716,7 @@ void GpuBench::State::measure_nvcomp(const CodecData &data, const NvcompCodec &p
 
     BenchRow decode = gpu_row(data, "decode", peer.name(), cache);
     decode.chunk = chunk;
-    const std::vector<double> decode_us = time(
+    const Times decode_times = time(
             cache == "cold",
             [&] {
                 poison_statuses();
@@ -708,8 +728,8 @@ void GpuBench::State::measure_nvcomp(const CodecData &data, const NvcompCodec &p
                 expect_equal(restored, originals, decode);
             });
     encode.ratio = decode.ratio = ratio;
-    finish(encode, encode_us, originals.bytes(), 1.0 + ratio);
-    finish(decode, decode_us, originals.bytes(), 1.0 + ratio);
+    finish(encode, encode_times, originals.bytes(), 1.0 + ratio);
+    finish(decode, decode_times, originals.bytes(), 1.0 + ratio);
     for (const BenchRow *row : {&encode, &decode}) {
         if (wants(options.ops, row->op.c_str())) {
             rows.push_back(*row);

@@ -135,7 +135,10 @@ void add_codec(CLI::App &app, tools::CodecOptions &options)
                       "Timed runs of a point (default 20 on a GPU; 7 on the host, fewer where they "
                       "take longer than 3 s)")
             ->check(CLI::Range(1U, 100000U));
-    codec->add_option("--json", options.json, "Write the results to this file");
+    codec->add_option("--json", options.json,
+                      "Write the results to this file: the tables' columns and more. us_median is "
+                      "the time of the work; on a GPU host_us_median is what the host spends in "
+                      "the call that launches it (the tables' \"host us\")");
     codec->add_option(
             "--dump", options.dump,
             "Write the data set to this file and measure nothing (see contrib/bench_zipnn)");

@@ -20,6 +20,7 @@
 #include "gpu_back_end.h"
 #include "kernels/cpu/internal.h"
 #include "kernels/format.h"
+#include "simt/driver_cpu.h"
 #include "simt/executor.h"
 
 namespace {
@@ -1074,6 +1075,53 @@ TEST_P(GpuCodec, ProbesAsTheHostDoes)
             EXPECT_NEAR(expected[first + i].ratio, p.ratio, 0.005) << first + i;
         }
     }
+}
+
+// ---- errors of the driver
+
+TEST(GpuFailure, OfABatchWhatSaysThatItIsDoneIsDone)
+{
+    // fp16's launch comes after bf16's, and fails
+    const Original originals[] = {
+            original({ZIP_DTYPE_FP16, ZIP_SHAPE_22228, 0}, Data::NORMAL, 40000),
+            original({ZIP_DTYPE_BF16, ZIP_SHAPE_22228, 0}, Data::NORMAL, 40000)};
+    const zip_gpu_api_t &api = *zip::gpu::CpuDriver::api(32);
+    zip_gpu_t *gpu = nullptr;
+    ASSERT_EQ(ZIP_OK, api.open(&gpu));
+    auto &driver = *zip::gpu::CpuDriver::opened();
+    uint64_t progress[2] = {};
+    std::vector<Bytes> chunks;
+    std::vector<zip_gpu_item_t> items;
+    for (const Original &o : originals) {
+        zip_plan_t plan{};
+        ASSERT_EQ(ZIP_OK, zip_codec_plan(o.coding, o.bytes.size(), &plan));
+        chunks.push_back(Bytes(plan.bound, 0xb7));
+        items.push_back({o.coding, ZIP_GPU_STORE, const_cast<uint8_t *>(o.bytes.data()),
+                         o.bytes.size(), chunks.back().data(), 0, 0, plan.bound,
+                         &progress[items.size()]});
+    }
+    const Bytes untouched = chunks[0];
+    for (const bool fails : {true, false}) {
+        zip_gpu_queue_t *queue = nullptr;
+        ASSERT_EQ(ZIP_OK, api.queue_create(gpu, &QUEUE, &queue));
+        driver.fail_after = fails ? 2 : -1; // enter, launch
+        EXPECT_EQ(fails ? ZIP_ERR_DEVICE : ZIP_OK, api.encode(queue, items.data(), 2, {0, 7}));
+        api.queue_destroy(queue);
+        EXPECT_EQ("", driver.error);
+        for (size_t i = 0; i < 2; ++i) {
+            if (fails && i == 0) {
+                EXPECT_EQ(0u, progress[i]);
+                EXPECT_TRUE(untouched == chunks[i]);
+                continue;
+            }
+            EXPECT_EQ(7, ZIP_GPU_PROGRESS_SEQ(progress[i]));
+            Bytes decoded(originals[i].bytes.size());
+            EXPECT_EQ(ZIP_OK, zip_codec_decode(chunks[i].data(), chunks[i].size(), decoded.data(),
+                                               decoded.size()));
+            EXPECT_TRUE(originals[i].bytes == decoded);
+        }
+    }
+    api.close(gpu);
 }
 
 } // namespace

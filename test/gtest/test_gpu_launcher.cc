@@ -5,10 +5,15 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <memory>
+#include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/format.h"
@@ -98,6 +103,13 @@ protected:
         EXPECT_EQ(ZIP_ERR_INVALID_PARAM, encode({item(), i}));
         EXPECT_NE(std::string::npos, std::string(api_.error_text()).find("item 1: " + text))
                 << api_.error_text();
+        EXPECT_TRUE(driver_->launches.empty());
+    }
+    void refuses_with(zip_status_t status, const std::vector<zip_gpu_item_t> &items,
+                      const std::string &text)
+    {
+        EXPECT_EQ(status, encode(items));
+        EXPECT_EQ(text, api_.error_text());
         EXPECT_TRUE(driver_->launches.empty());
     }
     void refuses_decode(const zip_gpu_item_t &i, const std::string &text)
@@ -392,8 +404,8 @@ TEST_F(Launcher, WholeTilesHaveKernelsOfTheirOwn)
     EXPECT_EQ("zip_decode_whole_bf16_22228", kernel_of_item(i, true));
     EXPECT_EQ("zip_encode_few_whole_bf16_22228", kernel_of_item(i, false, 2));
     i.data = data + 2;
-    EXPECT_EQ("zip_encode_bf16_22228", kernel_of_item(i));
-    EXPECT_EQ("zip_decode_whole_bf16_22228", kernel_of_item(i, true));
+    EXPECT_EQ("zip_encode_whole_bf16_22228", kernel_of_item(i));
+    EXPECT_EQ("zip_decode_few_whole_bf16_22228", kernel_of_item(i, true));
     i.data = data;
     i.data_size += 2;
     EXPECT_EQ("zip_encode_bf16_22228", kernel_of_item(i));
@@ -414,6 +426,26 @@ TEST_F(Launcher, WholeTilesHaveKernelsOfTheirOwn)
     EXPECT_EQ("zip_encode_bf16_22228", name_of(driver_->launches[0].kernel)) << "nor for mixtures";
 }
 
+// Blocks that take turns, as many as the GPU holds, where it is not one item of a known type.
+TEST_F(Launcher, WholeTilesOfSeveralItemsTakeTurns)
+{
+    const uint32_t resident =
+            driver_->info().multiprocessors * std::max(1024 / driver_->info().few_threads, 1u);
+    ASSERT_EQ(ZIP_OK, encode({item(ZIP_DTYPE_BF16, 1 << 24), item(ZIP_DTYPE_BF16, 16384)}));
+    ASSERT_EQ(1u, driver_->launches.size());
+    EXPECT_EQ("zip_encode_few_whole_bf16_22228", name_of(driver_->launches[0].kernel));
+    EXPECT_EQ(resident, driver_->launches[0].blocks);
+    EXPECT_EQ(driver_->info().few_threads, driver_->launches[0].threads);
+    driver_->launches.clear();
+    ASSERT_EQ(ZIP_OK, encode({item(ZIP_DTYPE_AUTO, 1 << 24)}));
+    for (const auto &l : driver_->launches) {
+        EXPECT_TRUE(l.kernel.action == zip::gpu::Kernel::Action::PROBE || !l.kernel.whole ||
+                    l.kernel.few)
+                << name_of(l.kernel);
+        EXPECT_LE(l.blocks, driver_->info().multiprocessors * 8);
+    }
+}
+
 TEST_F(Launcher, AChunkWithoutValuesIsATile)
 {
     ASSERT_EQ(ZIP_OK, encode({item(ZIP_DTYPE_FP64, 0), item(ZIP_DTYPE_FP64, 7),
@@ -428,7 +460,7 @@ TEST_F(Launcher, EachTypeOfABatchTakesALaunch)
     ASSERT_EQ(ZIP_OK, encode({item(ZIP_DTYPE_E5M2), item(), item(ZIP_DTYPE_BYTES), item(),
                               item(ZIP_DTYPE_E5M2, 100)}));
     ASSERT_EQ(3u, driver_->launches.size());
-    const char *names[] = {"zip_encode_bytes", "zip_encode_whole_bf16_22228",
+    const char *names[] = {"zip_encode_bytes", "zip_encode_few_whole_bf16_22228",
                            "zip_encode_e5m2_22228"};
     const Item &last = driver_->launches[2].launch.inline_items[0]; // the batch's first
     const uint32_t tiles[] = {64, 128, 129}, first_chunks[] = {2, 1, 0};
@@ -598,31 +630,326 @@ TEST_F(Launcher, AQueueOnAStreamOfTheCallersLeavesItAlone)
     driver_->leave();
 }
 
-TEST_F(Launcher, ADriversErrorIsTheCallers)
+// Items of many kinds, many of them alike, as they come in batches.
+std::vector<zip_gpu_item_t> mixed_items(size_t count, bool encodes, std::mt19937 &random)
 {
-    driver_->fail_after = 0;
+    std::vector<zip_gpu_item_t> items;
+    while (items.size() < count) {
+        zip_gpu_item_t i{};
+        if (!items.empty() && random() % 2 == 0) {
+            i = items[random() % items.size()]; // but for its addresses
+        } else {
+            i.coding = {zip_dtype_t(random() % ZIP_DTYPE_LAST),
+                        zip_shape_t(random() % ZIP_SHAPE_LAST), 0};
+            i.coding.small_tiles = i.coding.shape != ZIP_SHAPE_DENSE && random() % 3 == 0;
+            i.data_size = random() % 3 == 0 ? 16384 * (random() % 8) : random() % 200000;
+            if (random() % 3 == 0)
+                i.chunk_length = 16384 * (1 + random() % 3);
+            i.chunk_stride = i.data_size / 16 * 16 + i.data_size / 64 / 16 * 16 + 2048;
+            if (random() % 2 == 0)
+                i.last_room = i.chunk_stride + random() % 100;
+            if (!encodes && i.coding.dtype == ZIP_DTYPE_BF16 && i.data_size % 2 == 0)
+                i.op = zip_gpu_op_t(random() % 2);
+        }
+        i.data = reinterpret_cast<void *>(uintptr_t(0x100000 + random() % 0x100000));
+        i.chunks = reinterpret_cast<void *>(uintptr_t(0x1000000 + random() % 0x100000 * 16));
+        i.progress = random() % 3 == 0 ? nullptr : progress + random() % 4;
+        items.push_back(i);
+    }
+    return items;
+}
+
+// Every word that a kernel can ask for, and what else it reads of an item. `states` is where the
+// item's states begin.
+std::vector<uint64_t> all_of(const Item &item, uint64_t states)
+{
+    std::vector<uint64_t> all = {item.chunk_tiles, item.chunk_count, item.chunk_log2, item.dtype,
+                                 item.shape};
+    for (uint64_t chunk = 0; chunk < item.chunk_count; ++chunk) {
+        for (uint64_t tile : {0, 1, 5}) {
+            for (uint32_t w = 0; w < zip::gpu::JOB_WORDS; ++w)
+                all.push_back(word(item, zip::gpu::JobWord(w), chunk, tile) -
+                              (w == zip::gpu::JOB_STATE ? states : 0));
+        }
+    }
+    return all;
+}
+
+TEST_F(Launcher, AnItemIsTheSameInAnyCompany)
+{
+    std::mt19937 random(1);
+    make_queue({nullptr, 200, 4000, 2});
+    for (int round = 0; round < 40; ++round) {
+        const bool encodes = round % 2 == 0;
+        const std::vector<zip_gpu_item_t> items = mixed_items(200, encodes, random);
+        driver_->launches.clear();
+        ASSERT_EQ(ZIP_OK, encodes ? encode(items) : decode(items)) << api_.error_text();
+        const auto launches = driver_->launches;
+        // the tables are what the copy makes of them
+        driver_->run(api_.queue_stream(queue_), launches.size());
+        std::map<std::pair<int, int>, std::pair<const Item *, uint64_t>> next; // of a launch
+        size_t found = 0;
+        for (const auto &l : launches) {
+            ASSERT_NE(nullptr, l.launch.table);
+            next[{l.kernel.dtype, l.kernel.shape}] = {l.launch.table, 0};
+            found += l.launch.items;
+        }
+        EXPECT_EQ(items.size(), found);
+        uint64_t before = 0; // chunks
+        for (const zip_gpu_item_t &i : items) {
+            // a queue that knows no other item
+            zip_gpu_queue_t *alone = nullptr;
+            const zip_gpu_queue_params_t params{nullptr, 1, 100, 0};
+            ASSERT_EQ(ZIP_OK, api_.queue_create(gpu_, &params, &alone));
+            driver_->launches.clear();
+            ASSERT_EQ(ZIP_OK, (encodes ? api_.encode : api_.decode)(alone, &i, 1, {0, 1}));
+            ASSERT_EQ(1u, driver_->launches.size());
+            const auto &l = driver_->launches[0];
+            const Item &expected = l.launch.inline_items[0];
+            auto &[item, tiles] = next.at({l.kernel.dtype, l.kernel.shape});
+            const uint64_t states =
+                    address(launches[0].launch.states) + before * sizeof(zip::gpu::ChunkState);
+            EXPECT_EQ(all_of(expected, address(l.launch.states)), all_of(*item, states));
+            EXPECT_EQ(nullptr, item->probe);
+            EXPECT_EQ(tiles, item->first_tile);
+            tiles += l.launch.tiles;
+            before += expected.chunk_count;
+            ++item;
+            driver_->error.clear(); // the kernel that there is not
+            api_.queue_destroy(alone);
+        }
+        for (const auto &l : launches) {
+            const auto &[end, tiles] = next.at({l.kernel.dtype, l.kernel.shape});
+            EXPECT_EQ(l.launch.table + l.launch.items, end);
+            EXPECT_EQ(tiles, l.launch.tiles);
+        }
+        driver_->run(api_.queue_stream(queue_));
+        driver_->error.clear();
+    }
+}
+
+TEST_F(Launcher, WhatIsKnownOfAnItemIsKnownForOneDirectionAlone)
+{
+    zip_gpu_item_t i = item(ZIP_DTYPE_BF16, 100000);
+    i.last_room = format::layout_of({format::DTYPE_BF16, format::SHAPE_22228, false}, 100000).tail;
+    zip_probe_t result;
+    for (int again = 0; again < 2; ++again) {
+        EXPECT_EQ(ZIP_OK, api_.probe(queue_, &i, 1, &result));
+        EXPECT_EQ(ZIP_OK, decode({i, i}));
+        driver_->launches.clear();
+        refuses_encode(i, "last_room is");
+    }
+    i.last_room = 0;
+    i.op = zip_gpu_op_t(2); // an encode has none
+    EXPECT_EQ(ZIP_OK, encode({i}));
+    driver_->launches.clear();
+    refuses_decode(i, "2 is no operation");
+}
+
+TEST_F(Launcher, ARefusedBatchLeavesNoTraceInTheNext)
+{
+    std::vector<zip_gpu_item_t> bad(30, item(ZIP_DTYPE_FP32, 40000)), good(30, item());
+    bad[20].chunks = chunks + 8;
+    good[7] = item(ZIP_DTYPE_FP32, 50000);
+    for (int again = 0; again < 5; ++again) {
+        driver_->launches.clear();
+        EXPECT_EQ(ZIP_ERR_INVALID_PARAM, encode(bad));
+        EXPECT_STREQ("item 20: chunks is not aligned to 16 bytes", api_.error_text());
+        EXPECT_TRUE(driver_->launches.empty());
+        ASSERT_EQ(ZIP_OK, encode(good)) << api_.error_text();
+        ASSERT_EQ(2u, driver_->launches.size());
+        const auto &bf16 = driver_->launches[0].launch, &fp32 = driver_->launches[1].launch;
+        driver_->run(api_.queue_stream(queue_), 2);
+        ASSERT_EQ(29u, bf16.items);
+        for (uint32_t k = 0; k < 29; ++k)
+            EXPECT_EQ(1u << 20, word(bf16.table[k], zip::gpu::JOB_LENGTH));
+        ASSERT_EQ(1u, fp32.items);
+        EXPECT_EQ(50000u, word(fp32.table[0], zip::gpu::JOB_LENGTH));
+        driver_->run(api_.queue_stream(queue_));
+        driver_->error.clear();
+    }
+}
+
+TEST_F(Launcher, RefusesMoreTilesThanAGridHasBlocks)
+{
+    // small tiles of e4m3 are 4096 bytes: 2^22 in a chunk
+    make_queue({nullptr, 2, 600, 0});
+    zip_gpu_item_t i = item(ZIP_DTYPE_E4M3, 300 * ZIP_GPU_MAX_CHUNK);
+    i.chunk_length = ZIP_GPU_MAX_CHUNK;
+    i.chunk_stride = ZIP_GPU_MAX_CHUNK + ZIP_GPU_MAX_CHUNK / 64;
+    i.coding.small_tiles = 1;
+    EXPECT_EQ(ZIP_OK, encode({i})) << api_.error_text();
+    EXPECT_EQ(300u << 22, driver_->launches.at(0).launch.tiles);
+    driver_->launches.clear();
+    refuses_with(ZIP_ERR_INVALID_PARAM, {i, i}, "item 1: the batch has more than 2^31 - 1 tiles");
+}
+
+TEST_F(Launcher, RefusesMoreUnknownTypesThanItProbes)
+{
+    std::vector<zip_gpu_item_t> items(70, item(ZIP_DTYPE_AUTO, 1000, ZIP_SHAPE_DEFAULT));
+    for (size_t i : {3, 4, 60})
+        items[i] = item();
+    make_queue({nullptr, 100, 200, 2});
+    refuses_with(ZIP_ERR_NO_SPACE, items, "item 67: more than 64 items of unknown type");
+    items.resize(67);
+    EXPECT_EQ(ZIP_OK, encode(items)) << api_.error_text();
+}
+
+// What a batch asks of the driver, in order, and which of it are launches.
+struct Batch {
+    const char *name;
+    std::vector<zip_gpu_item_t> items;
+    std::vector<std::string> calls;
+};
+
+TEST_F(Launcher, AQueueTakesNothingAfterAnErrorOfItsDriver)
+{
+    std::vector<zip_gpu_item_t> many(20, item(ZIP_DTYPE_BF16, 16384)), both = many;
+    both.insert(both.begin() + 7, item(ZIP_DTYPE_FP16, 16384));
+    both.insert(both.begin() + 9, item(ZIP_DTYPE_BYTES, 100));
+    const std::vector<std::string> table = {"enter", "event_query", "copy_to_device",
+                                            "event_record"};
+    auto with_launches = [](std::vector<std::string> calls, size_t launches) {
+        calls.insert(calls.end(), launches, "launch");
+        return calls;
+    };
+    const Batch batches[] = {
+            {"one item", {item()}, with_launches({"enter"}, 1)},
+            {"two types", {item(), item(ZIP_DTYPE_FP32)}, with_launches({"enter"}, 2)},
+            {"a table", many, with_launches(table, 1)},
+            {"a table of three types", both, with_launches(table, 3)},
+            {"an unknown type",
+             {item(ZIP_DTYPE_AUTO, 100000, ZIP_SHAPE_DEFAULT)},
+             with_launches({"enter"}, 2 + 2 * (ZIP_DTYPE_LAST - 1))},
+    };
+    for (const Batch &batch : batches) {
+        for (size_t n = 0; n <= batch.calls.size(); ++n) {
+            SCOPED_TRACE(batch.name + std::string(", call ") + std::to_string(n));
+            make_queue({nullptr, 64, 200, 2});
+            driver_->launches.clear();
+            driver_->fail_after = int(n);
+            const zip_status_t status = encode(batch.items);
+            const size_t launched = driver_->launches.size();
+            if (n == batch.calls.size()) { // these are all its calls
+                EXPECT_EQ(ZIP_OK, status) << api_.error_text();
+                EXPECT_EQ(0, std::exchange(driver_->fail_after, -1));
+                continue;
+            }
+            const std::string first = batch.calls[n] + " was told to fail";
+            EXPECT_EQ(ZIP_ERR_DEVICE, status);
+            EXPECT_EQ(first, api_.error_text());
+            EXPECT_EQ(size_t(std::count(batch.calls.begin(), batch.calls.begin() + n, "launch")),
+                      launched);
+
+            // whatever comes is refused before the driver hears of it
+            const uint64_t calls = driver_->calls;
+            zip_probe_t result;
+            const zip_gpu_item_t one = item();
+            const auto refuses_all = [&](zip_status_t later) {
+                EXPECT_EQ(ZIP_ERR_DEVICE, later);
+                EXPECT_EQ("this queue failed in an earlier call: destroy it and make another; the "
+                          "error was: " +
+                                  first,
+                          api_.error_text());
+            };
+            refuses_all(encode(batch.items));
+            refuses_all(encode({one}));
+            refuses_all(decode({one}));
+            refuses_all(decode({item(ZIP_DTYPE_LAST)}));
+            refuses_all(encode({}));
+            refuses_all(api_.probe(queue_, &one, 1, &result));
+            EXPECT_EQ(calls, driver_->calls);
+            EXPECT_EQ(launched, driver_->launches.size());
+        }
+    }
+}
+
+TEST_F(Launcher, OtherQueuesDoNotFailWithOne)
+{
+    zip_gpu_queue_t *other = nullptr;
+    const zip_gpu_queue_params_t params{nullptr, 64, 200, 2};
+    ASSERT_EQ(ZIP_OK, api_.queue_create(gpu_, &params, &other));
+    driver_->fail_after = 1;
     EXPECT_EQ(ZIP_ERR_DEVICE, encode({item()}));
-    EXPECT_STREQ("told to fail", api_.error_text());
-    EXPECT_EQ(ZIP_OK, encode({item()}));
+    std::swap(queue_, other);
+    EXPECT_EQ(ZIP_OK, encode({item()})) << api_.error_text();
+    std::swap(queue_, other);
+    EXPECT_EQ(ZIP_ERR_DEVICE, encode({item()}));
+    drop_queue();
+    queue_ = other;
+}
+
+TEST_F(Launcher, AnErrorOfTheCallersLeavesTheQueueAsItWas)
+{
+    const std::vector<zip_gpu_item_t> items(17, item(ZIP_DTYPE_BF16, 16384));
+    ASSERT_EQ(ZIP_OK, encode(items));
+    ASSERT_EQ(ZIP_OK, encode(items));
+    EXPECT_EQ(ZIP_ERR_NO_SPACE, encode(items));
+    EXPECT_EQ(ZIP_ERR_INVALID_PARAM, encode({item(ZIP_DTYPE_LAST)}));
+    EXPECT_EQ(ZIP_ERR_NO_SPACE, encode(std::vector<zip_gpu_item_t>(65, item())));
+    EXPECT_EQ(ZIP_OK, encode({item()})) << api_.error_text();
+    driver_->run(api_.queue_stream(queue_));
+    driver_->error.clear(); // of kernels that are not there
+    EXPECT_EQ(ZIP_OK, encode(items)) << api_.error_text();
+}
+
+TEST_F(Launcher, AFailedQueueIsDestroyedWithWhatIsUnderWay)
+{
+    // Its first launches and the copy before them are still to run, and use what is freed.
+    std::vector<zip_gpu_item_t> items(20, item(ZIP_DTYPE_BF16, 16384));
+    items.push_back(item(ZIP_DTYPE_FP16, 16384));
+    for (const bool breaks : {false, true}) {
+        driver_->breaks = breaks;
+        driver_->fail_after = 5; // enter, query, copy, record, launch
+        EXPECT_EQ(ZIP_ERR_DEVICE, encode(items));
+        EXPECT_STREQ("launch was told to fail", api_.error_text());
+        api_.queue_destroy(queue_);
+        queue_ = nullptr;
+        EXPECT_STREQ("launch was told to fail", api_.error_text()) << "destroying says nothing";
+        driver_->broken = false;
+        if (driver_->error.starts_with("no kernel"))
+            driver_->error.clear();
+        make_queue({nullptr, 64, 200, 2});
+        EXPECT_EQ(ZIP_OK, encode(items)) << api_.error_text();
+    }
 }
 
 TEST_F(Launcher, AQueueThatCannotBeMadeLeavesNothingBehind)
 {
     // the driver aborts when it is closed with something in use
-    zip_gpu_queue_params_t params{nullptr, 64, 10, 2};
-    int failures = 0;
-    for (int n = 0; n < 40; ++n) {
-        zip_gpu_queue_t *queue = nullptr;
-        driver_->fail_after = n;
-        if (api_.queue_create(gpu_, &params, &queue) == ZIP_OK) {
-            api_.queue_destroy(queue);
-            break;
+    const zip_gpu_queue_params_t params{nullptr, 64, 10, 2};
+    const char *calls[] = {"enter",
+                           "stream_create",
+                           "allocate_device",
+                           "clear",
+                           "allocate_device",
+                           "clear",
+                           "allocate_device",
+                           "clear",
+                           "allocate_pinned",
+                           "event_create",
+                           "allocate_pinned",
+                           "event_create",
+                           "stream_synchronize"};
+    for (const bool breaks : {false, true}) {
+        driver_->breaks = breaks;
+        for (size_t n = 0; n <= std::size(calls); ++n) {
+            zip_gpu_queue_t *queue = nullptr;
+            driver_->fail_after = int(n);
+            const zip_status_t status = api_.queue_create(gpu_, &params, &queue);
+            driver_->broken = false;
+            if (n == std::size(calls)) {
+                EXPECT_EQ(0, std::exchange(driver_->fail_after, -1));
+                ASSERT_EQ(ZIP_OK, status) << api_.error_text();
+                api_.queue_destroy(queue);
+                continue;
+            }
+            EXPECT_EQ(ZIP_ERR_DEVICE, status);
+            EXPECT_EQ(nullptr, queue);
+            EXPECT_EQ(calls[n] + std::string(" was told to fail"), api_.error_text())
+                    << "what fails while it is cleaned up is not why";
         }
-        ++failures;
-        EXPECT_EQ(nullptr, queue);
     }
-    driver_->fail_after = -1;
-    EXPECT_EQ(12, failures); // stream, 3 x (memory, clear), 2 x (memory, event), synchronize
 }
 
 TEST(LoadingBackEnds, SaysWhatIsMissing)

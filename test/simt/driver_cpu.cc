@@ -49,18 +49,27 @@ CpuDriver::~CpuDriver()
         opened_driver = nullptr;
 }
 
-bool CpuDriver::ready(const char *what)
+zip_status_t CpuDriver::ready(const char *what)
 {
+    ++calls;
     if (inside_ == 0)
         error = std::string(what) + " without a context";
-    return fail_after < 0 || fail_after-- != 0;
+    if (broken)
+        return fail(ZIP_ERR_DEVICE, "%s: the driver is broken", what);
+    if (fail_after < 0 || fail_after-- != 0)
+        return ZIP_OK;
+    broken = breaks;
+    return fail(ZIP_ERR_DEVICE, "%s was told to fail", what);
 }
 
 zip_status_t CpuDriver::enter()
 {
     if (inside_++ != 0)
         error = "entered twice";
-    return ZIP_OK;
+    const zip_status_t status = broken ? ZIP_OK : ready("enter");
+    if (status != ZIP_OK)
+        --inside_;
+    return status;
 }
 void CpuDriver::leave()
 {
@@ -69,8 +78,9 @@ void CpuDriver::leave()
 
 zip_status_t CpuDriver::stream_create(void **stream_p)
 {
-    if (!ready("stream_create"))
-        return fail(ZIP_ERR_DEVICE, "told to fail");
+    const zip_status_t status = ready("stream_create");
+    if (status != ZIP_OK)
+        return status;
     auto stream = std::make_unique<Stream>();
     *stream_p = stream.get();
     streams_[*stream_p] = std::move(stream);
@@ -83,8 +93,12 @@ void CpuDriver::stream_destroy(void *stream)
 }
 zip_status_t CpuDriver::stream_synchronize(void *stream)
 {
-    if (!ready("stream_synchronize"))
-        return fail(ZIP_ERR_DEVICE, "told to fail");
+    const zip_status_t status = ready("stream_synchronize");
+    if (status != ZIP_OK) {
+        if (broken)
+            streams_.at(stream)->work.clear(); // it ended with the error
+        return status;
+    }
     run(stream);
     return ZIP_OK;
 }
@@ -100,8 +114,9 @@ void CpuDriver::run(void *stream, size_t keep)
 
 zip_status_t CpuDriver::event_create(void **event_p)
 {
-    if (!ready("event_create"))
-        return fail(ZIP_ERR_DEVICE, "told to fail");
+    const zip_status_t status = ready("event_create");
+    if (status != ZIP_OK)
+        return status;
     auto event = std::make_unique<Event>();
     *event_p = event.get();
     events_[*event_p] = std::move(event);
@@ -113,8 +128,9 @@ void CpuDriver::event_destroy(void *event)
 }
 zip_status_t CpuDriver::event_record(void *event, void *stream)
 {
-    if (!ready("event_record"))
-        return fail(ZIP_ERR_DEVICE, "told to fail");
+    const zip_status_t status = ready("event_record");
+    if (status != ZIP_OK)
+        return status;
     const uint64_t number = ++events_.at(event)->recorded;
     streams_.at(stream)->work.push_back([this, event, number] {
         const auto e = events_.find(event);
@@ -125,8 +141,9 @@ zip_status_t CpuDriver::event_record(void *event, void *stream)
 }
 zip_status_t CpuDriver::event_query(void *event, bool *done_p)
 {
-    if (!ready("event_query"))
-        return fail(ZIP_ERR_DEVICE, "told to fail");
+    const zip_status_t status = ready("event_query");
+    if (status != ZIP_OK)
+        return status;
     const Event &e = *events_.at(event);
     *done_p = e.done == e.recorded;
     return ZIP_OK;
@@ -134,12 +151,17 @@ zip_status_t CpuDriver::event_query(void *event, bool *done_p)
 
 zip_status_t CpuDriver::allocate_device(size_t size, void **memory_p)
 {
-    if (!ready("allocate"))
-        return fail(ZIP_ERR_DEVICE, "told to fail");
-    *memory_p = malloc(size);
-    memset(*memory_p, GARBAGE, size);
-    memory_[*memory_p] = false;
-    return ZIP_OK;
+    const zip_status_t status = ready("allocate_device");
+    if (status == ZIP_OK)
+        *memory_p = make_memory(size, false);
+    return status;
+}
+void *CpuDriver::make_memory(size_t size, bool pinned)
+{
+    void *memory = malloc(size);
+    memset(memory, GARBAGE, size);
+    memory_[memory] = pinned;
+    return memory;
 }
 void CpuDriver::free_device(void *memory)
 {
@@ -150,9 +172,9 @@ void CpuDriver::free_device(void *memory)
 }
 zip_status_t CpuDriver::allocate_pinned(size_t size, void **memory_p)
 {
-    const zip_status_t status = allocate_device(size, memory_p);
+    const zip_status_t status = ready("allocate_pinned");
     if (status == ZIP_OK)
-        memory_[*memory_p] = true;
+        *memory_p = make_memory(size, true);
     return status;
 }
 void CpuDriver::free_pinned(void *memory)
@@ -165,16 +187,18 @@ void CpuDriver::free_pinned(void *memory)
 
 zip_status_t CpuDriver::clear(void *device_memory, size_t size, void *stream)
 {
-    if (!ready("clear"))
-        return fail(ZIP_ERR_DEVICE, "told to fail");
+    const zip_status_t status = ready("clear");
+    if (status != ZIP_OK)
+        return status;
     streams_.at(stream)->work.push_back([=] { memset(device_memory, 0, size); });
     return ZIP_OK;
 }
 zip_status_t CpuDriver::copy_to_device(void *device_memory, const void *pinned, size_t size,
                                        void *stream)
 {
-    if (!ready("copy_to_device"))
-        return fail(ZIP_ERR_DEVICE, "told to fail");
+    const zip_status_t status = ready("copy_to_device");
+    if (status != ZIP_OK)
+        return status;
     streams_.at(stream)->work.push_back([=] { memcpy(device_memory, pinned, size); });
     return ZIP_OK;
 }
@@ -182,8 +206,9 @@ zip_status_t CpuDriver::copy_to_device(void *device_memory, const void *pinned, 
 zip_status_t CpuDriver::launch(Kernel kernel, uint32_t blocks, uint32_t threads, bool filling,
                                void *stream, const Launch &launch)
 {
-    if (!ready("launch"))
-        return fail(ZIP_ERR_DEVICE, "told to fail");
+    const zip_status_t status = ready("launch");
+    if (status != ZIP_OK)
+        return status;
     launches.push_back({kernel, blocks, threads, filling, launch});
     streams_.at(stream)->work.push_back([=, this] {
         const simt::cpu::KernelEntry *entry = simt::cpu::find_kernel(name_of(kernel));

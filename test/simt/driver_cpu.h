@@ -42,8 +42,13 @@ public:
     std::string error;
     // Runs what is on the stream, but for the last `keep` works (a copy, a launch, an event).
     void run(void *stream, size_t keep = 0);
-    // The call after so many others fails, and no later one; -1: none.
+    // The call after so many others fails; -1: none. All calls that can fail count, enter() too.
     int fail_after = -1;
+    // With `breaks` that leaves the driver broken: all calls but enter() fail, as after an error
+    // that a context keeps.
+    bool breaks = false, broken = false;
+    // Calls so far that can fail, whether they did or not.
+    uint64_t calls = 0;
 
     zip_status_t enter() override;
     void leave() override;
@@ -72,8 +77,9 @@ private:
     struct Event {
         uint64_t recorded = 0, done = 0;
     };
-    // Whether the call may go on: inside enter() and leave(), and not told to fail.
-    bool ready(const char *what);
+    // What the call returns before it does anything: ZIP_OK if it may go on.
+    zip_status_t ready(const char *what);
+    void *make_memory(size_t size, bool pinned);
 
     simt::cpu::Machine machine_;
     DeviceInfo info_{MULTIPROCESSORS, 100 * 1024, simt::FEW_THREADS};

@@ -77,9 +77,18 @@ struct Group;
 
 enum class ThreadState { READY, AT_LANES, AT_BARRIER, ENDED };
 
+constexpr uint32_t COPY_BYTES = 16;
+
 struct Copy {
     void *to;
     const void *from;
+    uint32_t bytes;
+
+    void run() const
+    {
+        std::memset(to, 0, COPY_BYTES);
+        std::memcpy(to, from, bytes);
+    }
 };
 
 struct Thread {
@@ -267,29 +276,32 @@ public:
         self.fibre.yield();
     }
 
-    void copy_async(void *shared, const void *global, Place place)
+    void copy_async(void *shared, const void *global, uint32_t bytes, Place place)
     {
-        check_aligned(shared, 4, place);
-        check_aligned(global, 4, place);
+        check_aligned(shared, COPY_BYTES, place);
+        check_aligned(global, COPY_BYTES, place);
+        if (bytes == 0 || bytes > COPY_BYTES)
+            fail("copy_async_16 of no or too many bytes", place);
         bool found = false;
         for (const SharedVariable &v : running_->block->shared) {
             const auto *start = static_cast<const char *>(v.memory);
             const auto *p = static_cast<const char *>(shared);
-            found |= p >= start && p + 4 <= start + v.size;
+            found |= p >= start && p + COPY_BYTES <= start + v.size;
         }
         if (!found)
-            fail("copy_async_4 to an address that is not in shared memory", place);
+            fail("copy_async_16 to an address that is not in shared memory", place);
         // it may be done at any time until the wait
+        const Copy copy{shared, global, bytes};
         if (random_() % 2 != 0)
-            std::memcpy(shared, global, 4);
+            copy.run();
         else
-            running_->copies.push_back({shared, global});
+            running_->copies.push_back(copy);
     }
 
     void copy_async_wait()
     {
         for (const Copy &copy : running_->copies)
-            std::memcpy(copy.to, copy.from, 4);
+            copy.run();
         running_->copies.clear();
     }
 
@@ -516,9 +528,9 @@ void preemption_point()
 {
     Executor::current_executor->preemption_point();
 }
-void copy_async(void *shared, const void *global, Place place)
+void copy_async(void *shared, const void *global, uint32_t bytes, Place place)
 {
-    Executor::current_executor->copy_async(shared, global, place);
+    Executor::current_executor->copy_async(shared, global, bytes, place);
 }
 void copy_async_wait()
 {

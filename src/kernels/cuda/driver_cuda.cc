@@ -84,29 +84,34 @@ public:
     explicit CudaDriver(const Cuda &cuda) : cuda_(cuda) {}
     ~CudaDriver() override
     {
+        const ErrorKept kept; // of an open() that failed
         if (modules_.empty() || enter() != ZIP_OK)
             return;
         for (CUmodule module : modules_)
-            cuda_.cuModuleUnload(module);
+            ignore(cuda_.cuModuleUnload(module));
         leave();
     }
     zip_status_t open();
 
     zip_status_t enter() override
     {
-        const zip_status_t status = check(cuda_.cuCtxPushCurrent_v2(context_), "cuCtxPushCurrent");
+        zip_status_t status = check(cuda_.cuCtxPushCurrent_v2(context_), "cuCtxPushCurrent");
         if (status != ZIP_OK)
             return status;
         // somebody else's capture of a stream must not forbid what is done on ours
         capture_mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-        cuda_.cuThreadExchangeStreamCaptureMode(&capture_mode_);
-        return ZIP_OK;
+        status = check(cuda_.cuThreadExchangeStreamCaptureMode(&capture_mode_),
+                       "cuThreadExchangeStreamCaptureMode");
+        if (status != ZIP_OK)
+            pop_context();
+        return status;
     }
     void leave() override
     {
-        cuda_.cuThreadExchangeStreamCaptureMode(&capture_mode_);
-        CUcontext own;
-        cuda_.cuCtxPopCurrent_v2(&own);
+        // Should it fail, the thread stays in the relaxed mode, which forbids nothing; an error
+        // that lasts is the next enter()'s, which makes the same call.
+        ignore(cuda_.cuThreadExchangeStreamCaptureMode(&capture_mode_));
+        pop_context();
     }
     const DeviceInfo &info() const override { return info_; }
 
@@ -118,7 +123,7 @@ public:
     }
     void stream_destroy(void *stream) override
     {
-        cuda_.cuStreamDestroy_v2(static_cast<CUstream>(stream));
+        ignore(cuda_.cuStreamDestroy_v2(static_cast<CUstream>(stream)));
     }
     zip_status_t stream_synchronize(void *stream) override
     {
@@ -133,7 +138,7 @@ public:
     }
     void event_destroy(void *event) override
     {
-        cuda_.cuEventDestroy_v2(static_cast<CUevent>(event));
+        ignore(cuda_.cuEventDestroy_v2(static_cast<CUevent>(event)));
     }
     zip_status_t event_record(void *event, void *stream) override
     {
@@ -155,13 +160,13 @@ public:
         *memory_p = reinterpret_cast<void *>(address);
         return status;
     }
-    void free_device(void *memory) override { cuda_.cuMemFree_v2(address_of(memory)); }
+    void free_device(void *memory) override { ignore(cuda_.cuMemFree_v2(address_of(memory))); }
     zip_status_t allocate_pinned(size_t size, void **memory_p) override
     {
         return check(cuda_.cuMemHostAlloc(memory_p, size, CU_MEMHOSTALLOC_PORTABLE),
                      "cuMemHostAlloc");
     }
-    void free_pinned(void *memory) override { cuda_.cuMemFreeHost(memory); }
+    void free_pinned(void *memory) override { ignore(cuda_.cuMemFreeHost(memory)); }
     zip_status_t clear(void *device_memory, size_t size, void *stream) override
     {
         return check(cuda_.cuMemsetD8Async(address_of(device_memory), 0, size,
@@ -189,14 +194,25 @@ public:
 
 private:
     static CUdeviceptr address_of(void *memory) { return reinterpret_cast<CUdeviceptr>(memory); }
+    // Of calls that give something back, at the end of what used it. They fail where the context
+    // has an error that every call returns (whoever used it has been told, and nothing can be done
+    // in that context any more), or is gone; what they leave goes with the context.
+    static void ignore(CUresult) {}
+    // Makes the caller's context current again. It can only fail where the driver has ended.
+    void pop_context()
+    {
+        CUcontext own;
+        ignore(cuda_.cuCtxPopCurrent_v2(&own));
+    }
 
     zip_status_t check(CUresult result, const char *what) const
     {
         if (result == CUDA_SUCCESS)
             return ZIP_OK;
         const char *name = nullptr, *text = nullptr;
-        cuda_.cuGetErrorName(result, &name);
-        cuda_.cuGetErrorString(result, &text);
+        // of an error that the driver does not know they make null
+        ignore(cuda_.cuGetErrorName(result, &name));
+        ignore(cuda_.cuGetErrorString(result, &text));
         return fail(ZIP_ERR_DEVICE, "%s: %s (%s)", what, text != nullptr ? text : "unknown error",
                     name != nullptr ? name : "?");
     }
@@ -256,7 +272,7 @@ zip_status_t CudaDriver::load_modules(CUdevice device)
         CUmodule module;
         const CUresult result = cuda_.cuModuleLoadDataEx(&module, image->code, 2, options, values);
         if (result != CUDA_SUCCESS) {
-            uint32_t major = 0, minor = 0;
+            uint32_t major = 0, minor = 0; // as they stay where the driver does not say
             attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &major);
             attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &minor);
             check(result, "cuModuleLoadDataEx");

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Decodes one tile. Device code.
 //
-// The chunk is not trusted and may change while it is read. So each of its fields is loaded once:
-// what steers a worker by one lane group, which checks it and hands it on in shared memory (all
-// threads must go the same way), the rest by the thread that uses it. No index made from codes
-// leaves the copy of the tail in shared memory; a group's codes are held against its counts before
-// its raw symbols are looked at.
+// The chunk is not trusted and may change while it is read. So each lane group loads what steers it
+// once, checks it, and goes by its own copy; it comes to every barrier whatever it found, for
+// another group may have found something else. (In shape dense, whose levels have barriers, one
+// group finds it out for all.) No index made from codes leaves the copy of the tail in shared
+// memory; a group's codes are held against its counts before its raw symbols are looked at.
 //
 // 1. Start the loads of level 1, signs and mantissas; check header, tile header, counts.
 // 2. Copy the tile's part of the tail to shared memory; make a table of pairs: two rank indices ->
@@ -26,22 +26,27 @@
 
 namespace zip::gpu {
 
-// Words behind a tile's part of the tail that a group's codes may reach before its counts are known
-// to be wrong: a bit for each of its values, and what get_bits touches.
-constexpr uint32_t TAIL_SLOP = 2 * format::BLOCK_WORDS + 4;
+// Words around a tile's part of the tail: up to 3 before it, and behind it what a group's codes may
+// reach before its counts are known to be wrong, a bit for each of its values, and what get_bits
+// touches.
+constexpr uint32_t TAIL_SLOP = 2 * format::BLOCK_WORDS + 8;
+
+// What steers a lane group, a lane a field of 8 bytes: counts of groups 0..3, the table (2), the
+// tile's header, then the first three words of the chunk's.
+constexpr uint32_t FIELD_TABLE = 4, FIELD_TILE = 6, FIELD_HEADER = 7, FIELD_LENGTH = 8,
+                   FIELD_TAIL = 9, FIELDS = 10;
 
 template <uint32_t kGroups, uint32_t kTailWords>
 struct DecodeShared {
-    alignas(16) uint32_t pairs[256]; // by two rank indices: exponents in place in two heads
+    alignas(16) uint32_t pairs[256]; // by two rank indices, spread: exponents in place in two heads
     alignas(16) uint32_t expand[256];
     alignas(16) uint32_t tail[kTailWords + TAIL_SLOP];
     alignas(16) U32x4 rows[kGroups * 4 * simt::LANES]; // four rows a group
-    U32x2 counts[kGroups];
-    uint32_t totals[7][kGroups]; // dense: codes of a tail level
-    alignas(16) uint32_t table[4];
+    alignas(16) U32x2 fields[kGroups][FIELDS];         // a group's own copy
+    uint32_t totals[7][kGroups];                       // dense: codes of a tail level
     Job job, next;
-    uint64_t tail_offset;
-    uint32_t words, mode, status, bad;
+    uint32_t status; // dense: what group 0 found
+    uint32_t bad;    // a group found a status other than DONE
 };
 
 // Negated zip_status_t values, as in progress words.
@@ -68,7 +73,8 @@ SIMT_DEVICE uint32_t header_status(uint64_t header, bool as_expected)
 }
 
 // One thread, once the worker is through with its tile.
-SIMT_DEVICE void decode_done(const Job &job, uint32_t status, uint16_t seq)
+template <class AnyJob>
+SIMT_DEVICE void decode_done(const AnyJob &job, uint32_t status, uint16_t seq)
 {
     // Corrupt tiles count from bit 32, unsupported chunks from bit 48 (each tile finds the same
     // header, but in a chunk that changes).
@@ -85,7 +91,8 @@ SIMT_DEVICE void decode_done(const Job &job, uint32_t status, uint16_t seq)
 }
 
 // The bytes behind a chunk's last whole value.
-SIMT_DEVICE void copy_trailing(const Job &job, uint32_t value_size)
+template <class AnyJob>
+SIMT_DEVICE void copy_trailing(const AnyJob &job, uint32_t value_size)
 {
     const uint32_t trailing = uint32_t(job.length()) & (value_size - 1);
     for (uint32_t i = 0; i < trailing; ++i)
@@ -139,10 +146,125 @@ ZIP_HOST_DEVICE constexpr bool can_add()
            T::DTYPE == format::DTYPE_FP32;
 }
 
-// kWhole: the tile is whole and not small.
-template <class T, bool kWhole, class Shared, class Barrier>
-SIMT_DEVICE void decode_tile(const Launch &launch, uint32_t next_tile, Shared &shared,
-                             uint32_t thread, Barrier barrier)
+// A lane's field; 0 for counts that there are none of.
+template <class T, class AnyJob>
+SIMT_DEVICE U32x2 load_field(const AnyJob &job, uint32_t groups, uint32_t lane)
+{
+    const uint32_t counts = T::CASCADE.counts == 4 ? groups : T::CASCADE.counts;
+    const uint64_t base = lane < FIELD_TABLE   ? job.of(JOB_COUNTS)
+                          : lane < FIELD_TILE  ? job.of(JOB_SYMBOLS) - 8 * FIELD_TABLE
+                          : lane == FIELD_TILE ? job.of(JOB_TILE_HEADER) - 8 * FIELD_TILE
+                                               : job.of(JOB_CHUNK) - 8 * FIELD_HEADER;
+    U32x2 field{0, 0};
+    if (lane < counts || (lane >= FIELD_TABLE && lane < FIELDS))
+        field = simt::load_hostile(reinterpret_cast<const U32x2 *>(base + 8 * lane));
+    return field;
+}
+
+// Number of the tile's codes at each level, of those before the group's, and of the group's; raw
+// symbols are the last level. Fields that say too much make numbers that mean nothing.
+template <class T>
+class Counts {
+public:
+    SIMT_DEVICE Counts(const U32x2 (&fields)[FIELDS], uint32_t own)
+    {
+        if constexpr (T::CASCADE.counts == 4) {
+            SIMT_UNROLL
+            for (uint32_t g = 0; g < T::GROUPS; ++g) {
+                const U32x2 x = fields[g];
+                all_.x += x.x;
+                all_.y += x.y;
+                before_.x += g < own ? x.x : 0;
+                before_.y += g < own ? x.y : 0;
+            }
+            own_ = fields[own];
+        } else if constexpr (T::CASCADE.counts == 1) {
+            const U32x2 x = fields[0];
+            SIMT_UNROLL
+            for (uint32_t g = 0; g < T::GROUPS; ++g) {
+                const uint32_t count = of(x, g);
+                all_.x += count;
+                before_.x += g < own ? count : 0;
+                own_.x = g == own ? count : own_.x;
+            }
+        }
+    }
+    SIMT_DEVICE uint32_t total(uint32_t t) const { return of(all_, t); }
+    SIMT_DEVICE uint32_t before(uint32_t t) const { return of(before_, t); }
+    SIMT_DEVICE uint32_t group(uint32_t t) const { return of(own_, t); }
+
+private:
+    U32x2 all_{0, 0}, before_{0, 0}, own_{0, 0}; // four numbers of 16 bits each
+
+    SIMT_DEVICE static uint32_t of(U32x2 x, uint32_t t)
+    {
+        const uint32_t pair = t < 2 ? x.x : x.y;
+        return t & 1 ? pair >> 16 : pair & 0xffff;
+    }
+};
+
+// fp64: where the tile's window of exponents begins.
+SIMT_DEVICE uint32_t table_base(const U32x2 (&fields)[FIELDS])
+{
+    return fields[FIELD_TABLE].x >> 24 | fields[FIELD_TABLE + 1].y >> 24 << 8;
+}
+
+// Whether a tile may be decoded, by a lane group that has its fields in shared memory, `x` being
+// the lane's own. `values`, `blocks`: of the tile, of a lane group.
+template <class T, bool kWhole, class AnyJob>
+SIMT_DEVICE uint32_t check_fields(U32x2 x, const U32x2 (&fields)[FIELDS], const Counts<T> &counts,
+                                  const AnyJob &job, bool small, uint32_t values, uint32_t blocks,
+                                  uint32_t lane)
+{
+    using C = Cascade<T::SHAPE>;
+    const uint64_t tile = joined(fields[FIELD_TILE]), header = joined(fields[FIELD_HEADER]),
+                   tail_length = joined(fields[FIELD_TAIL]),
+                   tail_words = tail_length / format::TAIL_WORD, offset = format::tile_offset(tile);
+    const uint32_t words = format::tile_words(tile), mode = format::tile_mode(tile);
+    const uint32_t raw_words = kWhole ? most_tail_words<T>()
+                                      : format::raw_tail_words({T::DTYPE, T::SHAPE, small}, values);
+    // No branches but for the mode: what is not so costs more than what is.
+    const bool as_expected =
+            (header & ~OPTIONAL_FLAGS) == expected_header(T::DTYPE, T::SHAPE, small);
+    bool ok = as_expected & (joined(fields[FIELD_LENGTH]) == job.of(JOB_LENGTH)) &
+              (tail_length % format::TAIL_WORD == 0) & (tail_length <= job.of(JOB_TAIL_ROOM)) &
+              (offset <= tail_words) & (words <= tail_words - offset) &
+              (mode == format::TILE_CODED ? words <= raw_words : words == raw_words) &
+              (mode <= format::TILE_RAW);
+    if (mode == format::TILE_CODED) {
+        if constexpr (T::DTYPE == format::DTYPE_FP64)
+            ok = ok & (table_base(fields) <= format::MAX_BASE);
+        // A lane a group: its counts fall, and all together make the length.
+        uint32_t positions = blocks * format::BLOCK_VALUES; // of the lane's group
+        if constexpr (!kWhole) {
+            const uint32_t former = lane * positions, left = values > former ? values - former : 0;
+            positions = left < positions ? (left + 31) / 32 * 32 : positions;
+        }
+        if constexpr (T::CASCADE.counts == 4) {
+            const uint32_t c0 = x.x & 0xffff, c1 = x.x >> 16, c2 = x.y & 0xffff, c3 = x.y >> 16;
+            ok = ok & ((lane >= FIELD_TABLE) |
+                       ((c0 <= positions) & (c1 <= c0) & (c2 <= c1) & (c3 <= c2)));
+        } else if constexpr (T::CASCADE.counts == 1) {
+            const U32x2 all = fields[0];
+            const uint32_t count = (lane & 2 ? all.y : all.x) >> (16 * (lane & 1)) & 0xffff;
+            ok = ok & ((lane >= FIELD_TABLE) | (count <= positions));
+        }
+        if constexpr (T::CASCADE.counts != 0) {
+            uint32_t bits = 0;
+            SIMT_UNROLL
+            for (uint32_t t = 0; t < C::LEVELS; ++t)
+                bits += C::width(t) * counts.total(t);
+            ok = ok & (format::coded_tail_words(bits, counts.total(C::LEVELS)) == words);
+        }
+    }
+    return !simt::any(!ok) ? DONE : header_status(header, as_expected);
+}
+
+// kWhole: the tile is whole and not small. kAhead: the worker has another tile next, maybe; without
+// it the original is aligned to 16 bytes. `start()` is called once the first loads are under way.
+template <class T, bool kWhole, bool kAhead, class Shared, class AnyJob, class Barrier, class Start>
+SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t next_tile,
+                             Shared &shared, uint32_t thread, Barrier barrier, Start start)
 {
     using C = Cascade<T::SHAPE>;
     constexpr uint32_t H = T::GROUP_BLOCKS, L = C::LEVELS, M = T::TYPE.mantissa_bits;
@@ -152,12 +274,11 @@ SIMT_DEVICE void decode_tile(const Launch &launch, uint32_t next_tile, Shared &s
     constexpr uint32_t COUNTED = L + 1;
     const uint32_t lane = thread % simt::LANES, group = thread / simt::LANES;
 
-    const Job &job = shared.job;
-    const bool add = can_add<T>() && job.add();
-    const TileExtent tile = tile_extent<T>(job.left(), !DENSE && job.small());
-    const bool small = !kWhole && tile.small;
-    const uint32_t values = kWhole ? T::VALUES : tile.values, blocks = kWhole ? H : tile.blocks,
-                   groups = kWhole ? T::GROUPS : tile.groups;
+    const bool add = can_add<T>() && (job.of(JOB_FLAGS) & JOB_ADD) != 0;
+    const TileExtent tile =
+            kWhole ? whole_tile<T>() : tile_extent<T>(job.left(), !DENSE && job.small());
+    const bool small = tile.small;
+    const uint32_t values = tile.values, blocks = tile.blocks, groups = tile.groups;
     const uint32_t first_block = group * blocks;
     const uint32_t at_block = first_block * format::BLOCK_VALUES;
     constexpr uint32_t LOW = T::TYPE.low_bytes > 2 ? 2 : T::TYPE.low_bytes;
@@ -167,101 +288,13 @@ SIMT_DEVICE void decode_tile(const Launch &launch, uint32_t next_tile, Shared &s
     for (uint32_t h = 0; h < H; ++h)
         extent[h] = group_block<kWhole>(tile, group, h);
 
-    const auto *const level1 = job.level1() + T::WIDTH1 * format::BLOCK_WORDS * first_block;
+    const auto *const level1 = job.template pointer<const uint32_t>(JOB_LEVEL1) +
+                               T::WIDTH1 * format::BLOCK_WORDS * first_block;
 
-    // 1. What steers the worker, in one load: lanes 0..3 counts, 4 and 5 the table, then tile
-    // header and chunk header.
-    if (group == 0) {
-        const void *field = nullptr;
-        if (lane < 4) {
-            if (T::CASCADE.counts == 4 ? lane < groups : T::CASCADE.counts != 0 && lane == 0)
-                field = job.counts() + 4 * lane;
-        } else if (lane < 6) {
-            field = job.symbols() + 2 * (lane - 4);
-        } else if (lane == 6) {
-            field = job.tile_header();
-        } else if (lane < 10) {
-            field = job.chunk() + 8 * (lane - 7);
-        }
-        U32x2 x{0, 0};
-        if (field != nullptr)
-            x = simt::load_hostile(static_cast<const U32x2 *>(field));
-        // A lane a field; then any one's doubt is all's.
-        const uint64_t field_value = joined(x);
-        const uint32_t tile_high = simt::shuffle(x.y, 6);
-        const uint32_t words = tile_high >> 16 & 0x3fff, mode = tile_high >> 30;
-        const uint64_t tail_length = simt::shuffle(x.x, 9) | uint64_t(simt::shuffle(x.y, 9)) << 32;
-        const uint32_t raw_words =
-                kWhole ? most_tail_words<T>()
-                       : format::raw_tail_words({T::DTYPE, T::SHAPE, small}, values);
-        bool ok = true;
-        if (lane == 6) {
-            const uint64_t offset = format::tile_offset(field_value),
-                           tail_words = tail_length / format::TAIL_WORD;
-            ok = offset <= tail_words && words <= tail_words - offset &&
-                 (mode == format::TILE_CODED ? words <= raw_words : words == raw_words) &&
-                 mode <= format::TILE_RAW;
-            shared.tail_offset = offset;
-            shared.words = words;
-            shared.mode = mode;
-            shared.bad = 0;
-        } else if (lane == 7) {
-            ok = (field_value & ~OPTIONAL_FLAGS) == expected_header(T::DTYPE, T::SHAPE, small);
-        } else if (lane == 8) {
-            ok = field_value == job.length();
-        } else if (lane == 9) {
-            ok = field_value % format::TAIL_WORD == 0 && field_value <= job.tail_room();
-        } else if (lane == 4 || lane == 5) {
-            reinterpret_cast<U32x2 *>(shared.table)[lane - 4] = x;
-        }
-        if constexpr (FP64) {
-            const uint32_t low = simt::shuffle(x.x, 4), high = simt::shuffle(x.y, 5);
-            ok = ok &&
-                 (mode == format::TILE_RAW || (low >> 24 | high >> 24 << 8) <= format::MAX_BASE);
-        }
-        uint32_t positions = blocks * format::BLOCK_VALUES; // of the lane's group
-        if constexpr (!kWhole) {
-            const uint32_t former = lane * positions, left = values > former ? values - former : 0;
-            positions = left < positions ? (left + 31) / 32 * 32 : positions;
-        }
-        if constexpr (T::CASCADE.counts == 4) {
-            // A lane a group: its counts fall, and all together make the length.
-            const uint32_t c0 = x.x & 0xffff, c1 = x.x >> 16, c2 = x.y & 0xffff, c3 = x.y >> 16;
-            if (mode == format::TILE_CODED) {
-                if (lane < 4)
-                    ok = c0 <= positions && c1 <= c0 && c2 <= c1 && c3 <= c2;
-                uint32_t bits = C::width(0) * c0 + C::width(1) * c1 + C::width(2) * c2, raws = c3;
-                SIMT_UNROLL
-                for (uint32_t d = 1; d < 4; d *= 2) {
-                    bits += simt::shuffle_xor(bits, d);
-                    raws += simt::shuffle_xor(raws, d);
-                }
-                if (lane == 0)
-                    ok = ok && format::coded_tail_words(bits, raws) == words;
-                if (lane < 4)
-                    shared.counts[lane] = x;
-            }
-        } else if constexpr (T::CASCADE.counts == 1) {
-            const uint32_t lower = simt::shuffle(x.x, 0), upper = simt::shuffle(x.y, 0);
-            const uint32_t own = (lane & 2 ? upper : lower) >> (16 * (lane & 1)) & 0xffff;
-            const uint32_t count = lane < groups ? own : 0;
-            if (mode == format::TILE_CODED) {
-                if (lane < 4)
-                    ok = ok && count <= positions;
-                uint32_t raws = lane < 4 ? count : 0;
-                SIMT_UNROLL
-                for (uint32_t d = 1; d < 4; d *= 2)
-                    raws += simt::shuffle_xor(raws, d);
-                if (lane == 0)
-                    ok = ok && format::coded_tail_words(0, raws) == words;
-                if (lane < 4)
-                    shared.counts[lane] = {count, 0};
-            }
-        }
-        const uint32_t doubts = simt::ballot(!ok);
-        if (lane == 7)
-            shared.status = doubts == 0 ? DONE : header_status(field_value, ok);
-    }
+    // 1.
+    U32x2 field{0, 0};
+    if (!DENSE || group == 0)
+        field = load_field<T>(job, groups, lane);
 
     uint32_t code1[H][T::WIDTH1];
     SIMT_UNROLL
@@ -280,7 +313,8 @@ SIMT_DEVICE void decode_tile(const Launch &launch, uint32_t next_tile, Shared &s
     SIMT_UNROLL
     for (uint32_t h = 0; h < H; ++h) {
         if constexpr (T::MANTISSA_BYTES) {
-            const uint8_t *const bytes = job.mantissa() + at_block + h * format::BLOCK_VALUES;
+            const uint8_t *const bytes = job.template pointer<const uint8_t>(JOB_MANTISSA) +
+                                         at_block + h * format::BLOCK_VALUES;
             constexpr uint32_t N = T::ROW_VALUES; // bytes a vector: 8 or 4
             SIMT_UNROLL
             for (uint32_t row = 0; row < T::ROWS; ++row) {
@@ -310,7 +344,7 @@ SIMT_DEVICE void decode_tile(const Launch &launch, uint32_t next_tile, Shared &s
                 }
             }
         } else {
-            const auto *const planes = reinterpret_cast<const uint32_t *>(job.mantissa()) +
+            const auto *const planes = job.template pointer<const uint32_t>(JOB_MANTISSA) +
                                        T::K * format::BLOCK_WORDS * (first_block + h);
             SIMT_UNROLL
             for (uint32_t q = 0; q < KEPT; ++q)
@@ -319,386 +353,450 @@ SIMT_DEVICE void decode_tile(const Launch &launch, uint32_t next_tile, Shared &s
                                          : 0;
         }
     }
-    leave_next_job(launch, next_tile, shared.next, group); // while the loads are under way
+    start();
+    if (thread == 0)
+        shared.bad = 0;
     // What is needed last comes to L2 meanwhile, at no cost in registers.
     if (kWhole && add && lane % 8 == 0) {
         SIMT_UNROLL
         for (uint32_t row = 0; row < H * T::ROWS; ++row)
-            simt::prefetch(job.data() + at_block * T::SIZE + row * 512 + lane * 16);
+            simt::prefetch(job.template pointer<const uint8_t>(JOB_DATA) + at_block * T::SIZE +
+                           row * 512 + lane * 16);
     }
     if (kWhole && (T::DTYPE == format::DTYPE_FP32 || T::DTYPE == format::DTYPE_FP16) &&
         lane % 8 == 0) {
         SIMT_UNROLL
         for (uint32_t row = 0; row < H * T::ROWS; ++row)
-            simt::prefetch(job.low() + at_block * T::TYPE.low_bytes + row * 256 + lane * 8);
+            simt::prefetch(job.template pointer<const uint8_t>(JOB_LOW) +
+                           at_block * T::TYPE.low_bytes + row * 256 + lane * 8);
     }
+
+    const U32x2(&fields)[FIELDS] = shared.fields[DENSE ? 0 : group];
+    if (!DENSE || group == 0) {
+        if (lane < FIELDS)
+            shared.fields[group][lane] = field;
+        simt::sync_lanes();
+    }
+    const Counts<T> counts(fields, group); // dense: it has none
+    uint32_t status = DONE;
+    if (!DENSE || group == 0)
+        status = check_fields<T, kWhole>(field, fields, counts, job, small, values, blocks, lane);
+    if constexpr (DENSE) {
+        if (thread == 0)
+            shared.status = status;
+        barrier.sync();
+        status = shared.status;
+    }
+
+    const uint64_t tile_field = joined(fields[FIELD_TILE]);
+    const uint32_t words = format::tile_words(tile_field);
+    const bool raw = format::tile_mode(tile_field) == format::TILE_RAW;
+    const uint32_t *const tail =
+            job.template pointer<const uint32_t>(JOB_TAIL) + format::tile_offset(tile_field);
+    const uint32_t base = FP64 ? table_base(fields) : 0;
+    // Where the tail begins in its copy, which is one of 16-byte pieces.
+    const uint32_t phase = uint32_t(reinterpret_cast<uintptr_t>(tail)) / 4 & 3;
+    if (status == DONE && !raw) {
+        // 2.
+        const uint32_t bytes = 4 * (phase + words);
+        const auto *const pieces = reinterpret_cast<const U32x4 *>(tail - phase);
+        for (uint32_t i = thread; i < (bytes + 15) / 16; i += T::THREADS)
+            simt::copy_async_16(reinterpret_cast<U32x4 *>(shared.tail) + i, pieces + i,
+                                bytes - 16 * i < 16 ? bytes - 16 * i : 16);
+        // A thread's pairs have the same first index, and second indices that differ by 8 (or, with
+        // 256 threads, only one pair).
+        const U32x2 low = fields[FIELD_TABLE], high = fields[FIELD_TABLE + 1];
+        auto exponent = [&](U32x2 half, uint32_t index) {
+            const uint32_t symbol = simt::byte_perm(half.x, half.y, index & 7) & 255;
+            return FP64 ? format::fp64_exponent(symbol, base) : symbol & ((1u << T::E) - 1);
+        };
+        const uint32_t first = thread & 15, second = thread >> 4;
+        const uint32_t e =
+                first == format::RANK_RAW ? 0 : exponent(first & 8 ? high : low, first) << M;
+        constexpr uint32_t UP = M + (HEAD16 ? 16 : 8);
+        if constexpr (T::THREADS == 128) {
+            shared.pairs[spread_bytes(thread)] = e | exponent(low, second) << UP;
+            shared.pairs[spread_bytes(thread + 128)] =
+                    e | (second == format::RANK_RAW - 8 ? 0 : exponent(high, second) << UP);
+        } else {
+            static_assert(T::THREADS == 256);
+            shared.pairs[spread_bytes(thread)] =
+                    e |
+                    (second == format::RANK_RAW ? 0
+                                                : exponent(second & 8 ? high : low, second) << UP);
+        }
+    }
+    simt::copy_async_wait();
     barrier.sync();
 
+    if (status != DONE && lane == 0)
+        shared.bad = status;
     uint8_t *const target = job.data() + at_block * T::SIZE;
-    const bool direct = kWhole && (reinterpret_cast<uintptr_t>(target) & 15) == 0;
-    const uint32_t status = shared.status;
-    constexpr uint32_t MANTISSA = T::MANTISSA_BYTES ? T::VALUES : T::VALUES / 8 * T::K;
-    prefetch_part(launch, next_tile, shared.next, JOB_MANTISSA, MANTISSA, thread, T::THREADS);
-    prefetch_part(launch, next_tile, shared.next, JOB_LEVEL1, T::VALUES / 8 * T::WIDTH1, thread,
-                  T::THREADS);
-    if (group == 0 && next_tile < launch.tiles && lane >= JOB_COUNTS && lane <= JOB_SYMBOLS)
-        simt::prefetch(reinterpret_cast<const void *>(shared.next.word[lane]));
-    if (status == DONE) {
-        const uint32_t words = shared.words;
-        const bool raw = shared.mode == format::TILE_RAW;
-        const uint32_t *const tail = job.tail() + shared.tail_offset;
-        const uint32_t base = FP64 ? shared.table[0] >> 24 | shared.table[3] >> 24 << 8 : 0;
-        uint32_t r[H][4];
-        uint32_t raw_mask[H] = {};
-        uint32_t raw_at[H] = {}; // byte in the copy of the tail
-        if (!raw) {
-            // 2.
-            for (uint32_t i = thread; i < words; i += T::THREADS)
-                simt::copy_async_4(&shared.tail[i], tail + i);
+    const bool direct = !kAhead || (kWhole && (reinterpret_cast<uintptr_t>(target) & 15) == 0);
+    if constexpr (kAhead) {
+        constexpr uint32_t MANTISSA = T::MANTISSA_BYTES ? T::VALUES : T::VALUES / 8 * T::K;
+        prefetch_part(launch, next_tile, shared.next, JOB_MANTISSA, MANTISSA, thread, T::THREADS);
+        prefetch_part(launch, next_tile, shared.next, JOB_LEVEL1, T::VALUES / 8 * T::WIDTH1, thread,
+                      T::THREADS);
+        if (group == 0 && next_tile < launch.tiles && lane >= JOB_COUNTS && lane <= JOB_SYMBOLS)
+            simt::prefetch(reinterpret_cast<const void *>(shared.next.word[lane]));
+    }
+    U32x4 *const rows = shared.rows + group * 4 * simt::LANES;
+    // Heads by stripe: four words of two (16 bits), or two words of four (8 bits).
+    constexpr uint32_t HEAD_WORDS = HEAD16 ? 4 : 2;
+    // 4., but for the exponents: those of block h are in place in its heads. raw_symbols: where the
+    // symbols go that follow each other in the copy of the tail from byte raw_at on.
+    U32x4 row_before{0, 0, 0, 0}; // of a whole tile at an odd address: the last one stored
+    auto store_block = [&](uint32_t h, uint32_t(&head)[4][HEAD_WORDS], uint32_t raw_symbols,
+                           uint32_t raw_at) {
+        if constexpr (!T::MANTISSA_BYTES) { // planes to nibbles by stripe
+            uint32_t n[4] = {mantissa[h][0], mantissa[h][1], mantissa[h][2], mantissa[h][3]};
+            transpose_nibbles(n);
             SIMT_UNROLL
-            for (uint32_t u = 0; u < 256 / T::THREADS; ++u) {
-                const uint32_t pair = thread + u * T::THREADS;
-                auto exponent_at = [&](uint32_t index) {
-                    const uint32_t half = index & 8;
-                    const uint32_t symbol =
-                            simt::byte_perm(half ? shared.table[2] : shared.table[0],
-                                            half ? shared.table[3] : shared.table[1], index & 7) &
-                            255;
-                    if (index == format::RANK_RAW)
-                        return uint32_t(0);
-                    return FP64 ? format::fp64_exponent(symbol, base) : symbol & ((1u << T::E) - 1);
-                };
-                shared.pairs[pair] = exponent_at(pair & 15) << M |
-                                     exponent_at(pair >> 4) << (M + (HEAD16 ? 16 : 8));
-            }
-            simt::copy_async_wait();
-            barrier.sync();
-
-            // 3.
-            uint32_t m[H][COUNTED];
-            SIMT_UNROLL
-            for (uint32_t h = 0; h < H; ++h)
-                C::start(code1[h], r[h], m[h]);
-            uint32_t stream = 0;
-            bool wrong = false;
-            // Number of the group's codes before this lane at a level, of the tile's before the
-            // group, and of all in the tile.
-            uint32_t before[COUNTED], total[COUNTED];
-            if constexpr (!DENSE) {
+            for (uint32_t i = 0; i < 4; ++i)
+                mantissa[h][i] = n[i];
+        }
+        SIMT_UNROLL
+        for (uint32_t i = 0; i < 4; ++i) {
+            uint32_t(&e)[HEAD_WORDS] = head[i]; // exponents in place so far
+            if constexpr (T::MANTISSA_BYTES) {
+                const uint32_t a = mantissa[h][2 * i], b = mantissa[h][2 * i + 1];
+                constexpr uint32_t MASK = 0x807f807f;
+                head[i][0] = (simt::byte_perm(a, 0, 0x1100) & MASK) | e[0];
+                head[i][1] = (simt::byte_perm(a, 0, 0x3322) & MASK) | e[1];
+                head[i][2] = (simt::byte_perm(b, 0, 0x1100) & MASK) | e[2];
+                head[i][3] = (simt::byte_perm(b, 0, 0x3322) & MASK) | e[3];
+            } else if constexpr (FP64) {
                 SIMT_UNROLL
-                for (uint32_t t = 0; t < COUNTED; ++t)
-                    before[t] = total[t] = 0;
-                SIMT_UNROLL
-                for (uint32_t g = 0; g < T::GROUPS; ++g) {
-                    const U32x2 c = g < groups ? shared.counts[g] : U32x2{0, 0};
-                    SIMT_UNROLL
-                    for (uint32_t t = 0; t < COUNTED; ++t) {
-                        const uint32_t count =
-                                L == 0 ? c.x : (t < 2 ? c.x : c.y) >> (16 * (t & 1)) & 0xffff;
-                        before[t] += g < group ? count : 0;
-                        total[t] += count;
-                    }
+                for (uint32_t j = 0; j < 4; ++j) {
+                    const uint32_t n = mantissa[h][i] >> (8 * j), s = mantissa[h][4] >> (8 * j + i);
+                    head[i][j] = (n & 15) | (n >> 4 & 15) << 16 | (s & 1) << 15 |
+                                 (s >> 4 & 1) << 31 | e[j];
                 }
-            }
-            SIMT_UNROLL
-            for (uint32_t t = 0; t < COUNTED; ++t) {
-                // Block 0 in the lower half, block 1 in the upper.
-                const uint32_t own = simt::popcount(m[0][t]) | simt::popcount(m[1][t]) << 16;
-                const bool some = DENSE || t != L || simt::any(own != 0);
-                const uint32_t sum = some ? prefix_sum(own, lane) : 0,
-                               last = some ? simt::shuffle(sum, simt::LANES - 1) : 0;
-                const uint32_t of_group = (last & 0xffff) + (last >> 16);
-                if constexpr (DENSE) {
-                    if (lane == simt::LANES - 1)
-                        shared.totals[t][group] = of_group;
-                    barrier.sync();
-                    before[t] = total[t] = 0;
-                    SIMT_UNROLL
-                    for (uint32_t g = 0; g < T::GROUPS; ++g) {
-                        const uint32_t n = shared.totals[t][g];
-                        before[t] += g < group ? n : 0;
-                        total[t] += n;
-                    }
-                    // The same for all threads.
-                    const uint32_t bits = stream + (t < L ? C::width(t) * total[t] : 0);
-                    wrong = wrong || (t < L ? (bits + 31) / 32 > words
-                                            : format::coded_tail_words(bits, total[t]) != words);
-                    if (wrong)
-                        break;
-                } else if (lane == simt::LANES - 1) {
-                    const U32x2 c = group < groups ? shared.counts[group] : U32x2{0, 0};
-                    const uint32_t claimed =
-                            L == 0 ? c.x : (t < 2 ? c.x : c.y) >> (16 * (t & 1)) & 0xffff;
-                    wrong = wrong || of_group != claimed;
-                }
-                const uint32_t within = sum - own + (last << 16);
-                const uint32_t at[H] = {before[t] + (within & 0xffff), before[t] + (within >> 16)};
-                if (t == L) {
-                    SIMT_UNROLL
-                    for (uint32_t h = 0; h < H; ++h)
-                        raw_at[h] = (stream + 7) / 8 + at[h];
-                    break;
-                }
-                SIMT_UNROLL
-                for (uint32_t h = 0; h < H; ++h) {
-                    if (t != 0 && !simt::any(m[h][t] != 0)) {
-                        uint32_t none[max_tail_width<T::SHAPE>()] = {};
-                        C::next(t, none, r[h], m[h]);
-                        continue;
-                    }
-                    const Moves moves = moves_of(shared.expand, m[h][t]);
-                    uint32_t x[max_tail_width<T::SHAPE>()] = {};
-                    SIMT_UNROLL
-                    for (uint32_t q = 0; q < C::width(t); ++q)
-                        x[q] = expand_bits(moves,
-                                           get_bits(shared.tail, stream + q * total[t] + at[h]));
-                    C::next(t, x, r[h], m[h]);
-                }
-                stream += C::width(t) * total[t];
-            }
-            if (DENSE ? wrong : simt::any(wrong)) {
-                shared.bad = 1;
             } else {
-                SIMT_UNROLL
-                for (uint32_t h = 0; h < H; ++h)
-                    raw_mask[h] = m[h][L];
+                constexpr uint32_t SIGN = 0x01010101u << M, REST = SIGN - 0x01010101u;
+                uint32_t a, b;
+                unpack_nibbles(mantissa[h][i], a, b);
+                head[i][0] = (a & SIGN) << (7 - M) | (a & REST) | e[0];
+                head[i][1] = (b & SIGN) << (7 - M) | (b & REST) | e[1];
+            }
+        }
+        // Raw symbols of whole tiles are patched into what has been stored.
+        // (The worker must not say that it is done before such stores have arrived: then it costs
+        // more than it saves.)
+        const bool late =
+                T::MANTISSA_BYTES && kWhole && direct && !add && job.progress() == nullptr;
+        if (!late && simt::any(raw_symbols != 0)) {
+            // Through a lane's own piece of shared memory: the only accesses at an index that
+            // is not known.
+            SIMT_UNROLL
+            for (uint32_t i = 0; i < 4; ++i) {
+                if constexpr (HEAD16)
+                    rows[i * simt::LANES + lane] = {head[i][0], head[i][1], head[i][2], head[i][3]};
+                else
+                    reinterpret_cast<U32x2 *>(rows)[i * simt::LANES + lane] = {head[i][0],
+                                                                               head[i][1]};
+            }
+            while (raw_symbols != 0) {
+                const uint32_t bit = simt::find_first(raw_symbols), stripe = bit & 3, k = bit >> 2;
+                raw_symbols &= raw_symbols - 1;
+                const uint32_t symbol = reinterpret_cast<const uint8_t *>(shared.tail)[raw_at++];
+                if constexpr (HEAD16) {
+                    const uint32_t e = FP64 ? format::fp64_exponent(symbol, base) : symbol;
+                    reinterpret_cast<uint16_t *>(&rows[stripe * simt::LANES + lane])[k] |=
+                            uint16_t(e << M);
+                } else {
+                    reinterpret_cast<uint8_t *>(
+                            &reinterpret_cast<U32x2 *>(rows)[stripe * simt::LANES + lane])[k] |=
+                            uint8_t((symbol & ((1u << T::E) - 1)) << M);
+                }
             }
             SIMT_UNROLL
-            for (uint32_t h = 0; h < H; ++h)
-                transpose_nibbles(r[h]);
+            for (uint32_t i = 0; i < 4; ++i) {
+                if constexpr (HEAD16) {
+                    const U32x4 q = rows[i * simt::LANES + lane];
+                    head[i][0] = q.x;
+                    head[i][1] = q.y;
+                    head[i][2] = q.z;
+                    head[i][3] = q.w;
+                } else {
+                    const U32x2 q = reinterpret_cast<const U32x2 *>(rows)[i * simt::LANES + lane];
+                    head[i][0] = q.x;
+                    head[i][1] = q.y;
+                }
+            }
+            simt::sync_lanes();
         }
 
-        // 4.
-        U32x4 *const rows = shared.rows + group * 4 * simt::LANES;
+        // Rows of the original, four at a time.
+        constexpr uint32_t BATCH = T::ROWS < 4 ? T::ROWS : 4;
+        uint8_t *const block = target + h * T::BLOCK_BYTES;
+        const uint32_t row_bytes = extent[h].words * 16;
+        const uint8_t *const low = job.low() + (at_block + h * format::BLOCK_VALUES) * LOW;
+        const uint8_t *const low2 = job.low2() + (at_block + h * format::BLOCK_VALUES) * 4;
+        SIMT_UNROLL
+        for (uint32_t batch = 0; batch < T::ROWS / BATCH; ++batch) {
+            U32x4 v[BATCH];
+            SIMT_UNROLL
+            for (uint32_t b = 0; b < BATCH; ++b) {
+                const uint32_t row = batch * BATCH + b, vector = row * extent[h].words + lane;
+                const bool exists = kWhole || vector_bytes<T>(extent[h], row, lane) != 0;
+                U32x2 a{0, 0}, c{0, 0};
+                if constexpr (T::DTYPE == format::DTYPE_FP32 || T::DTYPE == format::DTYPE_FP16) {
+                    if (exists)
+                        a = simt::load_stream(reinterpret_cast<const U32x2 *>(low) + vector);
+                } else if constexpr (FP64) {
+                    if (exists) {
+                        a.x = simt::load_stream(reinterpret_cast<const uint32_t *>(low) + vector);
+                        c = simt::load_stream(reinterpret_cast<const U32x2 *>(low2) + vector);
+                    }
+                }
+                if constexpr (T::DTYPE == format::DTYPE_BF16) {
+                    v[b] = {head[row][0], head[row][1], head[row][2], head[row][3]};
+                } else if constexpr (T::DTYPE == format::DTYPE_FP32) {
+                    const uint32_t x = head[row / 2][2 * (row % 2)],
+                                   y = head[row / 2][2 * (row % 2) + 1];
+                    v[b] = {simt::byte_perm(a.x, x, 0x5410), simt::byte_perm(a.x, x, 0x7632),
+                            simt::byte_perm(a.y, y, 0x5410), simt::byte_perm(a.y, y, 0x7632)};
+                } else if constexpr (FP64) {
+                    const uint32_t x = head[row / 4][row % 4];
+                    v[b] = {c.x, simt::byte_perm(a.x, x, 0x5410), c.y,
+                            simt::byte_perm(a.x, x, 0x7632)};
+                } else if constexpr (T::DTYPE == format::DTYPE_FP16) {
+                    const uint32_t x = head[row][0], y = head[row][1];
+                    v[b] = {simt::byte_perm(a.x, x, 0x5140), simt::byte_perm(a.x, x, 0x7362),
+                            simt::byte_perm(a.y, y, 0x5140), simt::byte_perm(a.y, y, 0x7362)};
+                } else {
+                    v[b] = {head[2 * row][0], head[2 * row][1], head[2 * row + 1][0],
+                            head[2 * row + 1][1]};
+                }
+            }
+            if constexpr (can_add<T>()) {
+                if (add) {
+                    SIMT_UNROLL
+                    for (uint32_t b = 0; b < BATCH; ++b)
+                        v[b] = add_row<T>(v[b],
+                                          direct ? load_row<T>(block, Reach::ALIGNED, extent[h],
+                                                               batch * BATCH + b, lane)
+                                                 : load_row<T>(block, Reach::PARTS, extent[h],
+                                                               batch * BATCH + b, lane));
+                }
+            }
+            if (direct) {
+                SIMT_UNROLL
+                for (uint32_t b = 0; b < BATCH; ++b)
+                    simt::store_stream(reinterpret_cast<U32x4 *>(block) +
+                                               (batch * BATCH + b) * simt::LANES + lane,
+                                       v[b]);
+            } else if (kWhole && !add) {
+                store_shifted(block + batch * BATCH * row_bytes, v, row_before,
+                              h == 0 && batch == 0, h + 1 == H && batch + 1 == T::ROWS / BATCH,
+                              lane);
+            } else {
+                if (lane < extent[h].words) {
+                    SIMT_UNROLL
+                    for (uint32_t b = 0; b < BATCH; ++b)
+                        rows[b * extent[h].words + lane] = v[b];
+                }
+                simt::sync_lanes();
+                const uint32_t done = batch * BATCH * row_bytes, bytes = extent[h].values * T::SIZE;
+                if (done < bytes) {
+                    const uint32_t here =
+                            bytes - done < BATCH * row_bytes ? bytes - done : BATCH * row_bytes;
+                    copy_out(block + done, rows, here, lane);
+                }
+                simt::sync_lanes();
+            }
+        }
+        if constexpr (T::MANTISSA_BYTES && kWhole) {
+            while (late && raw_symbols != 0) {
+                const uint32_t bit = simt::find_first(raw_symbols), stripe = bit & 3, k = bit >> 2;
+                raw_symbols &= raw_symbols - 1;
+                const uint32_t symbol = reinterpret_cast<const uint8_t *>(shared.tail)[raw_at++];
+                uint32_t column[4];
+                SIMT_UNROLL
+                for (uint32_t j = 0; j < 4; ++j)
+                    column[j] = stripe & 2 ? (stripe & 1 ? head[3][j] : head[2][j])
+                                           : (stripe & 1 ? head[1][j] : head[0][j]);
+                const uint32_t at = format::value_at(T::DTYPE, simt::LANES, lane, bit);
+                *reinterpret_cast<uint16_t *>(block + (at + 1) * T::SIZE - 2) =
+                        uint16_t(half_of(column, k) | symbol << M);
+            }
+        }
+    };
+    if (status == DONE && raw) {
         SIMT_UNROLL
         for (uint32_t h = 0; h < H; ++h) {
             if (h >= blocks)
                 break;
-            if constexpr (!T::MANTISSA_BYTES) { // planes to nibbles by stripe
-                uint32_t n[4] = {mantissa[h][0], mantissa[h][1], mantissa[h][2], mantissa[h][3]};
-                transpose_nibbles(n);
-                SIMT_UNROLL
-                for (uint32_t i = 0; i < 4; ++i)
-                    mantissa[h][i] = n[i];
+            uint32_t exponent[FP64 ? 11 : 8]; // planes (fp64), or two words a stripe
+            const RawTarget from{reinterpret_cast<uint32_t *>(job.counts()), job.symbols(),
+                                 const_cast<uint32_t *>(tail), T::CASCADE.counts * groups / 2};
+            SIMT_UNROLL
+            for (uint32_t q = 0; q < (FP64 ? 11 : 8); ++q) {
+                if (q < T::WIDTH1)
+                    exponent[q] = code1[h][q];
+                else if (q < T::E && lane < extent[h].words)
+                    exponent[q] = simt::load_hostile(
+                            from.at((q - T::WIDTH1) * ((values + 31) / 32) +
+                                    (first_block + h) * format::BLOCK_WORDS + lane));
+                else
+                    exponent[q] = 0;
             }
-            uint32_t exponent[FP64 ? 11 : 8]; // of a raw tile: planes (fp64), or two words a stripe
-            if (raw) {
-                const RawTarget from{reinterpret_cast<uint32_t *>(job.counts()), job.symbols(),
-                                     const_cast<uint32_t *>(tail), T::CASCADE.counts * groups / 2};
+            if constexpr (!FP64) {
+                uint32_t lower[4] = {exponent[0], exponent[1], exponent[2], exponent[3]},
+                         upper[4] = {exponent[4], exponent[5], exponent[6], exponent[7]};
+                transpose_nibbles(lower);
+                transpose_nibbles(upper);
                 SIMT_UNROLL
-                for (uint32_t q = 0; q < (FP64 ? 11 : 8); ++q) {
-                    if (q < T::WIDTH1)
-                        exponent[q] = code1[h][q];
-                    else if (q < T::E && lane < extent[h].words)
-                        exponent[q] = simt::load_hostile(
-                                from.at((q - T::WIDTH1) * ((values + 31) / 32) +
-                                        (first_block + h) * format::BLOCK_WORDS + lane));
-                    else
-                        exponent[q] = 0;
-                }
-                if constexpr (!FP64) {
-                    uint32_t lower[4] = {exponent[0], exponent[1], exponent[2], exponent[3]},
-                             upper[4] = {exponent[4], exponent[5], exponent[6], exponent[7]};
-                    transpose_nibbles(lower);
-                    transpose_nibbles(upper);
-                    SIMT_UNROLL
-                    for (uint32_t i = 0; i < 4; ++i) {
-                        uint32_t a, b, c, d;
-                        unpack_nibbles(lower[i], a, b);
-                        unpack_nibbles(upper[i], c, d);
-                        exponent[2 * i] = a | c << 4;
-                        exponent[2 * i + 1] = b | d << 4;
-                    }
+                for (uint32_t i = 0; i < 4; ++i) {
+                    uint32_t a, b, c, d;
+                    unpack_nibbles(lower[i], a, b);
+                    unpack_nibbles(upper[i], c, d);
+                    exponent[2 * i] = a | c << 4;
+                    exponent[2 * i + 1] = b | d << 4;
                 }
             }
-            // Heads by stripe: four words of two (16 bits), or two words of four (8 bits).
-            constexpr uint32_t HEAD_WORDS = HEAD16 ? 4 : 2;
             uint32_t head[4][HEAD_WORDS];
             SIMT_UNROLL
             for (uint32_t i = 0; i < 4; ++i) {
-                uint32_t e[HEAD_WORDS];
-                if (!raw) {
-                    const uint32_t x = r[h][i];
-                    const uint32_t p0 = shared.pairs[simt::byte_perm(x, 0, 0x4440)],
-                                   p1 = shared.pairs[simt::byte_perm(x, 0, 0x4441)],
-                                   p2 = shared.pairs[simt::byte_perm(x, 0, 0x4442)],
-                                   p3 = shared.pairs[x >> 24];
-                    if constexpr (HEAD16) {
-                        e[0] = p0;
-                        e[1] = p1;
-                        e[2] = p2;
-                        e[3] = p3;
-                    } else {
-                        e[0] = p0 | p1 << 16;
-                        e[1] = p2 | p3 << 16;
-                    }
-                } else if constexpr (FP64) {
+                if constexpr (FP64) {
                     SIMT_UNROLL
                     for (uint32_t j = 0; j < 4; ++j) {
-                        e[j] = 0;
+                        head[i][j] = 0;
                         SIMT_UNROLL
                         for (uint32_t q = 0; q < 11; ++q)
-                            e[j] |= (exponent[q] >> (8 * j + i) & 1) << (M + q) |
-                                    (exponent[q] >> (8 * j + 4 + i) & 1) << (M + 16 + q);
+                            head[i][j] |= (exponent[q] >> (8 * j + i) & 1) << (M + q) |
+                                          (exponent[q] >> (8 * j + 4 + i) & 1) << (M + 16 + q);
                     }
                 } else if constexpr (HEAD16) {
                     const uint32_t a = exponent[2 * i], b = exponent[2 * i + 1];
-                    e[0] = simt::byte_perm(a, 0, 0x4140) << M;
-                    e[1] = simt::byte_perm(a, 0, 0x4342) << M;
-                    e[2] = simt::byte_perm(b, 0, 0x4140) << M;
-                    e[3] = simt::byte_perm(b, 0, 0x4342) << M;
+                    head[i][0] = simt::byte_perm(a, 0, 0x4140) << M;
+                    head[i][1] = simt::byte_perm(a, 0, 0x4342) << M;
+                    head[i][2] = simt::byte_perm(b, 0, 0x4140) << M;
+                    head[i][3] = simt::byte_perm(b, 0, 0x4342) << M;
                 } else {
-                    e[0] = exponent[2 * i] << M;
-                    e[1] = exponent[2 * i + 1] << M;
-                }
-                if constexpr (T::MANTISSA_BYTES) {
-                    const uint32_t a = mantissa[h][2 * i], b = mantissa[h][2 * i + 1];
-                    constexpr uint32_t MASK = 0x807f807f;
-                    head[i][0] = (simt::byte_perm(a, 0, 0x1100) & MASK) | e[0];
-                    head[i][1] = (simt::byte_perm(a, 0, 0x3322) & MASK) | e[1];
-                    head[i][2] = (simt::byte_perm(b, 0, 0x1100) & MASK) | e[2];
-                    head[i][3] = (simt::byte_perm(b, 0, 0x3322) & MASK) | e[3];
-                } else if constexpr (FP64) {
-                    SIMT_UNROLL
-                    for (uint32_t j = 0; j < 4; ++j) {
-                        const uint32_t n = mantissa[h][i] >> (8 * j),
-                                       s = mantissa[h][4] >> (8 * j + i);
-                        head[i][j] = (n & 15) | (n >> 4 & 15) << 16 | (s & 1) << 15 |
-                                     (s >> 4 & 1) << 31 | e[j];
-                    }
-                } else {
-                    constexpr uint32_t SIGN = 0x01010101u << M, REST = SIGN - 0x01010101u;
-                    uint32_t a, b;
-                    unpack_nibbles(mantissa[h][i], a, b);
-                    head[i][0] = (a & SIGN) << (7 - M) | (a & REST) | e[0];
-                    head[i][1] = (b & SIGN) << (7 - M) | (b & REST) | e[1];
+                    head[i][0] = exponent[2 * i] << M;
+                    head[i][1] = exponent[2 * i + 1] << M;
                 }
             }
-            if (simt::any(raw_mask[h] != 0)) {
-                // Through a lane's own piece of shared memory: the only accesses at an index that
-                // is not known.
+            store_block(h, head, 0, 0);
+        }
+    } else if (status == DONE) {
+        uint32_t r[H][4];
+        uint32_t raw_mask[H] = {};
+        uint32_t raw_at[H] = {}; // byte in the copy of the tail
+        // 3.
+        const uint32_t *const codes = shared.tail + phase;
+        uint32_t m[H][COUNTED];
+        SIMT_UNROLL
+        for (uint32_t h = 0; h < H; ++h)
+            C::start(code1[h], r[h], m[h]);
+        uint32_t stream = 0;
+        bool wrong = false;
+        // Number of the tile's codes at a level before the group, and of all in the tile.
+        uint32_t before[COUNTED], total[COUNTED];
+        SIMT_UNROLL
+        for (uint32_t t = 0; t < COUNTED; ++t) {
+            before[t] = counts.before(t);
+            total[t] = counts.total(t);
+        }
+        SIMT_UNROLL
+        for (uint32_t t = 0; t < COUNTED; ++t) {
+            // Block 0 in the lower half, block 1 in the upper.
+            const uint32_t own = simt::popcount(m[0][t]) | simt::popcount(m[1][t]) << 16;
+            const bool some = DENSE || t != L || simt::any(own != 0);
+            const uint32_t sum = some ? prefix_sum(own) : 0,
+                           last = some ? simt::shuffle(sum, simt::LANES - 1) : 0;
+            const uint32_t of_group = (last & 0xffff) + (last >> 16);
+            if constexpr (DENSE) {
+                if (lane == simt::LANES - 1)
+                    shared.totals[t][group] = of_group;
+                barrier.sync();
+                before[t] = total[t] = 0;
                 SIMT_UNROLL
-                for (uint32_t i = 0; i < 4; ++i) {
-                    if constexpr (HEAD16)
-                        rows[i * simt::LANES + lane] = {head[i][0], head[i][1], head[i][2],
-                                                        head[i][3]};
-                    else
-                        reinterpret_cast<U32x2 *>(rows)[i * simt::LANES + lane] = {head[i][0],
-                                                                                   head[i][1]};
+                for (uint32_t g = 0; g < T::GROUPS; ++g) {
+                    const uint32_t n = shared.totals[t][g];
+                    before[t] += g < group ? n : 0;
+                    total[t] += n;
                 }
-                uint32_t bits = raw_mask[h];
-                while (bits != 0) {
-                    const uint32_t bit = simt::find_first(bits), stripe = bit & 3, k = bit >> 2;
-                    bits &= bits - 1;
-                    const uint32_t symbol =
-                            reinterpret_cast<const uint8_t *>(shared.tail)[raw_at[h]++];
-                    if constexpr (HEAD16) {
-                        const uint32_t e = FP64 ? format::fp64_exponent(symbol, base) : symbol;
-                        reinterpret_cast<uint16_t *>(&rows[stripe * simt::LANES + lane])[k] |=
-                                uint16_t(e << M);
-                    } else {
-                        reinterpret_cast<uint8_t *>(
-                                &reinterpret_cast<U32x2 *>(rows)[stripe * simt::LANES + lane])[k] |=
-                                uint8_t((symbol & ((1u << T::E) - 1)) << M);
-                    }
-                }
-                SIMT_UNROLL
-                for (uint32_t i = 0; i < 4; ++i) {
-                    if constexpr (HEAD16) {
-                        const U32x4 q = rows[i * simt::LANES + lane];
-                        head[i][0] = q.x;
-                        head[i][1] = q.y;
-                        head[i][2] = q.z;
-                        head[i][3] = q.w;
-                    } else {
-                        const U32x2 q =
-                                reinterpret_cast<const U32x2 *>(rows)[i * simt::LANES + lane];
-                        head[i][0] = q.x;
-                        head[i][1] = q.y;
-                    }
-                }
-                simt::sync_lanes();
+                // The same for all threads.
+                const uint32_t bits = stream + (t < L ? C::width(t) * total[t] : 0);
+                wrong = wrong || (t < L ? (bits + 31) / 32 > words
+                                        : format::coded_tail_words(bits, total[t]) != words);
+                if (wrong)
+                    break;
+            } else {
+                wrong = wrong || of_group != counts.group(t);
             }
-
-            // Rows of the original, four at a time.
-            constexpr uint32_t BATCH = T::ROWS < 4 ? T::ROWS : 4;
-            uint8_t *const block = target + h * T::BLOCK_BYTES;
-            const uint32_t row_bytes = extent[h].words * 16;
-            const uint8_t *const low = job.low() + (at_block + h * format::BLOCK_VALUES) * LOW;
-            const uint8_t *const low2 = job.low2() + (at_block + h * format::BLOCK_VALUES) * 4;
+            const uint32_t within = sum - own + (last << 16);
+            const uint32_t at[H] = {before[t] + (within & 0xffff), before[t] + (within >> 16)};
+            if (t == L) {
+                SIMT_UNROLL
+                for (uint32_t h = 0; h < H; ++h)
+                    raw_at[h] = 4 * phase + (stream + 7) / 8 + at[h];
+                break;
+            }
             SIMT_UNROLL
-            for (uint32_t batch = 0; batch < T::ROWS / BATCH; ++batch) {
-                U32x4 v[BATCH];
+            for (uint32_t h = 0; h < H; ++h) {
+                if (t != 0 && !simt::any(m[h][t] != 0)) {
+                    uint32_t none[max_tail_width<T::SHAPE>()] = {};
+                    C::next(t, none, r[h], m[h]);
+                    continue;
+                }
+                uint32_t x[max_tail_width<T::SHAPE>()] = {};
                 SIMT_UNROLL
-                for (uint32_t b = 0; b < BATCH; ++b) {
-                    const uint32_t row = batch * BATCH + b, vector = row * extent[h].words + lane;
-                    const bool exists = kWhole || vector_bytes<T>(extent[h], row, lane) != 0;
-                    U32x2 a{0, 0}, c{0, 0};
-                    if constexpr (T::DTYPE == format::DTYPE_FP32 ||
-                                  T::DTYPE == format::DTYPE_FP16) {
-                        if (exists)
-                            a = simt::load_stream(reinterpret_cast<const U32x2 *>(low) + vector);
-                    } else if constexpr (FP64) {
-                        if (exists) {
-                            a.x = simt::load_stream(reinterpret_cast<const uint32_t *>(low) +
-                                                    vector);
-                            c = simt::load_stream(reinterpret_cast<const U32x2 *>(low2) + vector);
-                        }
-                    }
-                    if constexpr (T::DTYPE == format::DTYPE_BF16) {
-                        v[b] = {head[row][0], head[row][1], head[row][2], head[row][3]};
-                    } else if constexpr (T::DTYPE == format::DTYPE_FP32) {
-                        const uint32_t x = head[row / 2][2 * (row % 2)],
-                                       y = head[row / 2][2 * (row % 2) + 1];
-                        v[b] = {simt::byte_perm(a.x, x, 0x5410), simt::byte_perm(a.x, x, 0x7632),
-                                simt::byte_perm(a.y, y, 0x5410), simt::byte_perm(a.y, y, 0x7632)};
-                    } else if constexpr (FP64) {
-                        const uint32_t x = head[row / 4][row % 4];
-                        v[b] = {c.x, simt::byte_perm(a.x, x, 0x5410), c.y,
-                                simt::byte_perm(a.x, x, 0x7632)};
-                    } else if constexpr (T::DTYPE == format::DTYPE_FP16) {
-                        const uint32_t x = head[row][0], y = head[row][1];
-                        v[b] = {simt::byte_perm(a.x, x, 0x5140), simt::byte_perm(a.x, x, 0x7362),
-                                simt::byte_perm(a.y, y, 0x5140), simt::byte_perm(a.y, y, 0x7362)};
-                    } else {
-                        v[b] = {head[2 * row][0], head[2 * row][1], head[2 * row + 1][0],
-                                head[2 * row + 1][1]};
-                    }
-                }
-                if constexpr (can_add<T>()) {
-                    if (add) {
-                        SIMT_UNROLL
-                        for (uint32_t b = 0; b < BATCH; ++b)
-                            v[b] = add_row<T>(v[b],
-                                              direct ? load_row<T>(block, Reach::ALIGNED, extent[h],
-                                                                   batch * BATCH + b, lane)
-                                                     : load_row<T>(block, Reach::PARTS, extent[h],
-                                                                   batch * BATCH + b, lane));
-                    }
-                }
-                if (direct) {
+                for (uint32_t q = 0; q < C::width(t); ++q)
+                    x[q] = get_bits(codes, stream + q * total[t] + at[h]);
+                // Deep levels are rarely used: then it is cheaper code by code.
+                if (t >= 2 && !DENSE && !simt::any(simt::popcount(m[h][t]) > 2)) {
+                    const uint32_t first = m[h][t] & -m[h][t], second = m[h][t] ^ first;
                     SIMT_UNROLL
-                    for (uint32_t b = 0; b < BATCH; ++b)
-                        simt::store_stream(reinterpret_cast<U32x4 *>(block) +
-                                                   (batch * BATCH + b) * simt::LANES + lane,
-                                           v[b]);
+                    for (uint32_t q = 0; q < C::width(t); ++q)
+                        x[q] = (x[q] & 1 ? first : 0) | (x[q] & 2 ? second : 0);
                 } else {
-                    if (lane < extent[h].words) {
-                        SIMT_UNROLL
-                        for (uint32_t b = 0; b < BATCH; ++b)
-                            rows[b * extent[h].words + lane] = v[b];
-                    }
-                    simt::sync_lanes();
-                    const uint32_t start = batch * BATCH * row_bytes,
-                                   bytes = extent[h].values * T::SIZE;
-                    if (start < bytes) {
-                        const uint32_t here = bytes - start < BATCH * row_bytes ? bytes - start
-                                                                                : BATCH * row_bytes;
-                        copy_out(block + start, rows, here, lane);
-                    }
-                    simt::sync_lanes();
+                    const Moves moves = moves_of(shared.expand, m[h][t], launch.four);
+                    SIMT_UNROLL
+                    for (uint32_t q = 0; q < C::width(t); ++q)
+                        x[q] = expand_bits(moves, x[q]);
+                }
+                C::next(t, x, r[h], m[h]);
+            }
+            stream += C::width(t) * total[t];
+        }
+        if (wrong) { // the same for all lanes
+            shared.bad = CORRUPT;
+        } else {
+            SIMT_UNROLL
+            for (uint32_t h = 0; h < H; ++h)
+                raw_mask[h] = m[h][L];
+        }
+        SIMT_UNROLL
+        for (uint32_t h = 0; h < H; ++h)
+            transpose_nibbles(r[h]);
+        SIMT_UNROLL
+        for (uint32_t h = 0; h < H; ++h) {
+            if (h >= blocks)
+                break;
+            uint32_t head[4][HEAD_WORDS];
+            SIMT_UNROLL
+            for (uint32_t i = 0; i < 4; ++i) {
+                const uint32_t x = spread_bytes(r[h][i]);
+                const uint32_t p0 = simt::lookup_word(shared.pairs, x, 0, launch.four),
+                               p1 = simt::lookup_word(shared.pairs, x, 1, launch.four),
+                               p2 = simt::lookup_word(shared.pairs, x, 2, launch.four),
+                               p3 = simt::lookup_word(shared.pairs, x, 3, launch.four);
+                if constexpr (HEAD16) {
+                    head[i][0] = p0;
+                    head[i][1] = p1;
+                    head[i][2] = p2;
+                    head[i][3] = p3;
+                } else {
+                    head[i][0] = p0 | p1 << 16;
+                    head[i][1] = p2 | p3 << 16;
                 }
             }
+            store_block(h, head, raw_mask[h], raw_at[h]);
         }
     }
     if (job.tile() == 0 && thread == 0 && status == DONE) {
@@ -708,7 +806,7 @@ SIMT_DEVICE void decode_tile(const Launch &launch, uint32_t next_tile, Shared &s
         return;
     barrier.sync();
     if (thread == 0)
-        decode_done(job, status == DONE && shared.bad != 0 ? CORRUPT : status, launch.seq);
+        decode_done(job, shared.bad, launch.seq);
 }
 
 // A chunk without a whole value is its header.

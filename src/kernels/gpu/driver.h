@@ -13,11 +13,23 @@
 
 namespace zip::gpu {
 
+constexpr size_t ERROR_TEXT_SIZE = 512;
 // Keeps the text as the calling thread's last error and returns `status`.
 zip_status_t fail(zip_status_t status, const char *pattern, ...)
         __attribute__((format(printf, 2, 3)));
 // The calling thread's last error; never null.
 const char *error_text();
+// Keeps it, whatever fails while this lives: for what is cleaned up after an error.
+class ErrorKept {
+public:
+    ErrorKept();
+    ~ErrorKept();
+    ErrorKept(const ErrorKept &) = delete;
+    ErrorKept &operator=(const ErrorKept &) = delete;
+
+private:
+    char text_[ERROR_TEXT_SIZE];
+};
 
 // A kernel of the image; job.h says what they are and how they are named. All kernels can be
 // counted: the number of one is below KERNELS.

@@ -50,11 +50,12 @@ ZIP_HOST_DEVICE constexpr uint32_t most_tail_words()
     return format::raw_tail_words(T::CODING, T::VALUES);
 }
 
-// A table that a worker copies to shared memory once.
-SIMT_DEVICE void load_table(uint32_t (&shared)[256], const U32x4 *table, uint32_t thread)
+// Starts to bring a table to shared memory, once a worker.
+SIMT_DEVICE void start_table(uint32_t (&shared)[256], const uint32_t (&table)[256], uint32_t thread)
 {
     if (thread < 64)
-        reinterpret_cast<U32x4 *>(shared)[thread] = table[thread];
+        simt::copy_async_16(reinterpret_cast<U32x4 *>(shared) + thread,
+                            reinterpret_cast<const U32x4 *>(table) + thread, 16);
 }
 
 // The word of a raw tile's sequence (format.md, section 7), wherever it belongs.
@@ -104,15 +105,13 @@ SIMT_DEVICE uint32_t half_of(const uint32_t *w, uint32_t k)
 }
 
 // Stores the exponents of a raw tile (format.md, section 7), from shared memory.
-template <class T, class Shared, class Barrier>
-SIMT_DEVICE void store_raw_tile(Shared &shared, uint32_t thread, Barrier barrier)
+template <class T, class Shared, class AnyJob, class Barrier>
+SIMT_DEVICE void store_raw_tile(Shared &shared, const AnyJob &job, const TileExtent &tile,
+                                uint32_t thread, Barrier barrier)
 {
     constexpr uint32_t H = T::GROUP_BLOCKS;
     constexpr bool FP64 = T::DTYPE == format::DTYPE_FP64;
     const uint32_t lane = thread % simt::LANES, group = thread / simt::LANES;
-    const Job &job = shared.job;
-    const TileExtent tile =
-            tile_extent<T>(job.left(), T::SHAPE != format::SHAPE_DENSE && job.small());
     const uint32_t first_block = group * tile.blocks;
     uint32_t *const level1 = job.level1() + T::WIDTH1 * format::BLOCK_WORDS * first_block;
     const RawTarget target{reinterpret_cast<uint32_t *>(job.counts()), job.symbols(),
@@ -158,7 +157,8 @@ SIMT_DEVICE void store_raw_tile(Shared &shared, uint32_t thread, Barrier barrier
 }
 
 // Writes the header of a chunk whose tail is known, but for `trailing`'s source, which it reads.
-SIMT_DEVICE void write_header(const Job &job, uint8_t dtype, uint8_t shape, bool small,
+template <class AnyJob>
+SIMT_DEVICE void write_header(const AnyJob &job, uint8_t dtype, uint8_t shape, bool small,
                               uint32_t value_size, uint64_t tail_words)
 {
     const uint32_t trailing = uint32_t(job.length()) & (value_size - 1);
@@ -187,12 +187,12 @@ constexpr uint64_t TAIL_WORDS_MASK = (uint64_t(1) << TAIL_TILES_SHIFT) - 1;
 
 // The bytes between a chunk's sections, which are 0, by the worker of its last tile. Shape and type
 // as in `T`.
-template <class T>
-SIMT_DEVICE void clear_gaps(const Job &job, const TileExtent &tile, uint32_t thread)
+template <class T, bool kWhole, class AnyJob>
+SIMT_DEVICE void clear_gaps(const AnyJob &job, const TileExtent &tile, uint32_t thread)
 {
     constexpr uint32_t SECTIONS = JOB_SYMBOLS - JOB_MANTISSA; // SYMBOLS ends where the tail begins
     constexpr uint32_t LOW = T::TYPE.low_bytes > 2 ? 2 : T::TYPE.low_bytes;
-    if (job.tile() + 1 != job.tiles() || thread >= SECTIONS)
+    if (job.tile() + 1 != job.tiles())
         return;
     const uint32_t words = (tile.values + 31) / 32;
     const uint32_t bytes[SECTIONS] = {T::MANTISSA_BYTES ? tile.values : 4 * T::K * words,
@@ -201,14 +201,20 @@ SIMT_DEVICE void clear_gaps(const Job &job, const TileExtent &tile, uint32_t thr
                                       4 * T::WIDTH1 * words,
                                       2 * T::CASCADE.counts * tile.groups,
                                       8};
-    uint8_t *end = job.pointer<uint8_t>(JobWord(JOB_MANTISSA + thread)) + bytes[thread];
-    for (; (reinterpret_cast<uintptr_t>(end) & (format::SECTION_ALIGN - 1)) != 0; ++end)
-        *end = 0;
+    SIMT_UNROLL
+    for (uint32_t i = 0; i < SECTIONS; ++i) {
+        if (thread != i || (kWhole && bytes[i] % format::SECTION_ALIGN == 0))
+            continue;
+        uint8_t *end = job.template pointer<uint8_t>(JobWord(JOB_MANTISSA + i)) + bytes[i];
+        for (; (reinterpret_cast<uintptr_t>(end) & (format::SECTION_ALIGN - 1)) != 0; ++end)
+            *end = 0;
+    }
 }
 
 // One thread, once the worker has written all of its tile: the last worker of the chunk says that
 // it is done.
-SIMT_DEVICE void encode_done(const Job &job, uint32_t coding, uint16_t seq)
+template <class AnyJob>
+SIMT_DEVICE void encode_done(const AnyJob &job, uint32_t coding, uint16_t seq)
 {
     if (uint32_t(simt::atomic_add_acq_rel(&job.state()->done, 1)) + 1 != job.tiles())
         return;
@@ -218,10 +224,38 @@ SIMT_DEVICE void encode_done(const Job &job, uint32_t coding, uint16_t seq)
     simt::publish(job.progress(), progress_word(words, coding, seq));
 }
 
-// kWhole: the tile is whole, not small, and reached otherwise than in parts.
-template <class T, bool kWhole, class Shared, class Barrier>
-SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &shared,
-                             uint32_t thread, Reach reach, Barrier barrier)
+// Before each tile. No barrier at the end. kTailWords: most that the kernel's type needs.
+template <uint32_t kThreads, uint32_t kTailWords, class Shared>
+SIMT_DEVICE void clear_shared(Shared &shared, uint32_t thread)
+{
+    constexpr uint32_t LISTS = 192, TAIL = (kTailWords + 3) / 4; // vectors
+    static_assert(sizeof(shared.histogram) + sizeof(shared.seen) + sizeof(shared.frequent) ==
+                  16 * LISTS);
+    auto *const lists = reinterpret_cast<U32x4 *>(shared.histogram);
+    auto *const tail = reinterpret_cast<U32x4 *>(shared.tail);
+    SIMT_UNROLL
+    for (uint32_t i = 0; i < LISTS; i += kThreads) {
+        if (i + kThreads <= LISTS || i + thread < LISTS)
+            lists[i + thread] = {0, 0, 0, 0};
+    }
+    SIMT_UNROLL
+    for (uint32_t i = 0; i < TAIL; i += kThreads) {
+        if (i + kThreads <= TAIL || i + thread < TAIL)
+            tail[i + thread] = {0, 0, 0, 0};
+    }
+    if (thread < 4)
+        shared.table[thread] = 0;
+    if (thread == 0)
+        shared.seen_count = shared.frequent_count = shared.samples = shared.largest =
+                shared.no_symbol = 0;
+}
+
+// kWhole: the tile is whole, not small, and reached otherwise than in parts. kAhead: the worker has
+// another tile next, maybe. `start()` is called once the first loads are under way.
+template <class T, bool kWhole, bool kAhead, class Shared, class AnyJob, class Barrier, class Start>
+SIMT_DEVICE void encode_tile(const Launch &launch, const AnyJob &job, uint32_t next_tile,
+                             Shared &shared, uint32_t thread, Reach reach, Barrier barrier,
+                             Start start)
 {
     using C = Cascade<T::SHAPE>;
     constexpr uint32_t H = T::GROUP_BLOCKS, L = C::LEVELS;
@@ -229,10 +263,10 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
     constexpr bool DENSE = T::SHAPE == format::SHAPE_DENSE;
     const uint32_t lane = thread % simt::LANES, group = thread / simt::LANES;
 
-    const Job &job = shared.job;
-    const TileExtent tile = tile_extent<T>(job.left(), !DENSE && job.small());
-    const bool small = !kWhole && tile.small;
-    const uint32_t values = kWhole ? T::VALUES : tile.values, blocks = kWhole ? H : tile.blocks;
+    const TileExtent tile =
+            kWhole ? whole_tile<T>() : tile_extent<T>(job.left(), !DENSE && job.small());
+    const bool small = tile.small;
+    const uint32_t values = tile.values, blocks = tile.blocks;
     const uint32_t first_block = group * blocks; // of the tile
     const uint32_t at_block = first_block * format::BLOCK_VALUES;
 
@@ -245,23 +279,29 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
     // 1. Rows come in batches of at most 8 vectors a lane, for registers' sake.
     constexpr uint32_t ALL_ROWS = H * T::ROWS, BATCH = ALL_ROWS < 8 ? ALL_ROWS : 8;
     U32x4 v[BATCH];
-    auto load_batch = [&]<Reach kReach>(uint32_t batch) {
+    // SHIFTED: the aligned vectors around the rows, and the one behind them.
+    const uint32_t off = kWhole && reach == Reach::SHIFTED
+                                 ? uint32_t(reinterpret_cast<uintptr_t>(source)) & 15
+                                 : 0;
+    U32x4 behind{0, 0, 0, 0};
+    auto load = [&](uint32_t batch) {
         SIMT_UNROLL
         for (uint32_t i = 0; i < BATCH; ++i) {
             const uint32_t row = batch * BATCH + i, h = row / T::ROWS;
-            v[i] = load_row<T>(source + h * T::BLOCK_BYTES, kReach, extent[h], row % T::ROWS, lane);
+            v[i] = load_row<T>(source - off + h * T::BLOCK_BYTES,
+                               kWhole ? Reach::ALIGNED : Reach::PARTS, extent[h], row % T::ROWS,
+                               lane);
+        }
+        if (off != 0 && lane == 0) {
+            const uint8_t *const end = source - off + (batch + 1) * BATCH * (16 * simt::LANES);
+            const bool last = batch + 1 == ALL_ROWS / BATCH && group + 1 == T::GROUPS &&
+                              job.last() && job.left() <= T::VALUES;
+            behind = last ? load_part(end, off) // all that there is
+                          : simt::load_stream(reinterpret_cast<const U32x4 *>(end));
         }
     };
-    auto load = [&](uint32_t batch) {
-        if constexpr (!kWhole)
-            load_batch.template operator()<Reach::PARTS>(batch);
-        else if (reach == Reach::ALIGNED)
-            load_batch.template operator()<Reach::ALIGNED>(batch);
-        else
-            load_batch.template operator()<Reach::SHIFTED>(batch);
-    };
     load(0);
-    leave_next_job(launch, next_tile, shared.next, group); // while the loads are under way
+    start();
 
     Split<T> split[H];
     U32x4 *const symbols = shared.symbols + group * (2 * H) * simt::LANES + lane;
@@ -275,6 +315,8 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
     for (uint32_t batch = 0; batch < ALL_ROWS / BATCH; ++batch) {
         if (batch != 0)
             load(batch);
+        if (off != 0)
+            shift_rows(v, behind, off, lane);
         SIMT_UNROLL
         for (uint32_t i = 0; i < BATCH; ++i) {
             const uint32_t row = batch * BATCH + i, h = row / T::ROWS;
@@ -391,8 +433,9 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
     }
     barrier.sync();
 
-    prefetch_part(launch, next_tile, shared.next, JOB_DATA, T::VALUES * T::SIZE, thread,
-                  T::THREADS);
+    if constexpr (kAhead)
+        prefetch_part(launch, next_tile, shared.next, JOB_DATA, T::VALUES * T::SIZE, thread,
+                      T::THREADS);
 
     // Rank by count: a key's rank is the number of larger keys.
     constexpr uint32_t OWN = 256 / T::THREADS; // symbols a thread
@@ -464,13 +507,16 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
     SIMT_UNROLL
     for (uint32_t h = 0; h < H; ++h)
         C::masks(r[h], m[h]);
+    uint32_t own[COUNTED], sum[COUNTED];
+    SIMT_UNROLL
+    for (uint32_t t = 0; t < COUNTED; ++t)
+        sum[t] = own[t] = simt::popcount(m[0][t]) | simt::popcount(m[1][t]) << 16;
+    prefix_sums(sum);
     uint32_t of_group = 0;
     SIMT_UNROLL
     for (uint32_t t = 0; t < COUNTED; ++t) {
-        const uint32_t own = simt::popcount(m[0][t]) | simt::popcount(m[1][t]) << 16,
-                       sum = prefix_sum(own, lane);
-        const uint32_t last = simt::shuffle(sum, simt::LANES - 1);
-        before[t] = sum - own + (last << 16);
+        const uint32_t last = simt::shuffle(sum[t], simt::LANES - 1);
+        before[t] = sum[t] - own[t] + (last << 16);
         of_group |= ((last & 0xffff) + (last >> 16)) << (16 * (t & 1));
         if (t % 2 == 1 || t + 1 == COUNTED) {
             if (lane == 0)
@@ -478,15 +524,16 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
             of_group = 0;
         }
     }
+    simt::copy_async_wait(); // for the worker's table
     barrier.sync();
     uint32_t total[PAIRS] = {}, of_former[PAIRS] = {}; // of the tile, of the groups before
     SIMT_UNROLL
     for (uint32_t g = 0; g < T::GROUPS; ++g) {
         SIMT_UNROLL
         for (uint32_t p = 0; p < PAIRS; ++p) {
-            const uint32_t sum = shared.totals[g][p];
-            of_former[p] += g < group ? sum : 0;
-            total[p] += sum;
+            const uint32_t n = shared.totals[g][p];
+            of_former[p] += g < group ? n : 0;
+            total[p] += n;
         }
     }
     SIMT_UNROLL
@@ -580,7 +627,7 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
                     }
                     continue;
                 }
-                const Moves moves = moves_of(shared.compress, m[h][t]);
+                const Moves moves = moves_of(shared.compress, m[h][t], launch.four);
                 SIMT_UNROLL
                 for (uint32_t q = 0; q < C::width(t); ++q)
                     put_bits(shared.tail, dummy, compress_bits(moves, C::code(r[h], m[h], t, q)),
@@ -626,9 +673,9 @@ SIMT_DEVICE void encode_tile(const Launch &launch, uint32_t next_tile, Shared &s
                 }
             }
         }
-        store_raw_tile<T>(shared, thread, barrier);
+        store_raw_tile<T>(shared, job, tile, thread, barrier);
     }
-    clear_gaps<T>(job, tile, thread);
+    clear_gaps<T, kWhole>(job, tile, thread);
     if (job.progress() != nullptr) {
         barrier.sync();
         if (thread == 0)
@@ -657,43 +704,17 @@ SIMT_DEVICE void encode_any_extent(const Launch &launch, uint32_t next_tile, Sha
 {
     const Job &job = shared.job;
     const bool aligned = (reinterpret_cast<uintptr_t>(job.data()) & 15) == 0;
+    auto start = [&] { leave_next_job(launch, next_tile, shared.next, thread / simt::LANES); };
     if constexpr (!kWholeOnly) {
         if (job.left() == 0)
             return encode_empty<T>(launch, next_tile, shared, thread);
         const bool small = T::SHAPE != format::SHAPE_DENSE && job.small();
-        // The words around a tile are in the same buffer, but at the buffer's end.
-        const bool inside = aligned || !job.last() || job.left() >= T::VALUES + 16;
-        if (small || job.left() < T::VALUES || !inside)
-            return encode_tile<T, false>(launch, next_tile, shared, thread, Reach::PARTS, barrier);
+        if (small || job.left() < T::VALUES)
+            return encode_tile<T, false, true>(launch, job, next_tile, shared, thread, Reach::PARTS,
+                                               barrier, start);
     }
-    encode_tile<T, true>(launch, next_tile, shared, thread,
-                         aligned ? Reach::ALIGNED : Reach::SHIFTED, barrier);
-}
-
-// Before each tile. No barrier at the end. kTailWords: most that the kernel's type needs.
-template <uint32_t kThreads, uint32_t kTailWords, class Shared>
-SIMT_DEVICE void clear_shared(Shared &shared, uint32_t thread)
-{
-    constexpr uint32_t LISTS = 192, TAIL = (kTailWords + 3) / 4; // vectors
-    static_assert(sizeof(shared.histogram) + sizeof(shared.seen) + sizeof(shared.frequent) ==
-                  16 * LISTS);
-    auto *const lists = reinterpret_cast<U32x4 *>(shared.histogram);
-    auto *const tail = reinterpret_cast<U32x4 *>(shared.tail);
-    SIMT_UNROLL
-    for (uint32_t i = 0; i < LISTS; i += kThreads) {
-        if (i + kThreads <= LISTS || i + thread < LISTS)
-            lists[i + thread] = {0, 0, 0, 0};
-    }
-    SIMT_UNROLL
-    for (uint32_t i = 0; i < TAIL; i += kThreads) {
-        if (i + kThreads <= TAIL || i + thread < TAIL)
-            tail[i + thread] = {0, 0, 0, 0};
-    }
-    if (thread < 4)
-        shared.table[thread] = 0;
-    if (thread == 0)
-        shared.seen_count = shared.frequent_count = shared.samples = shared.largest =
-                shared.no_symbol = 0;
+    encode_tile<T, true, true>(launch, job, next_tile, shared, thread,
+                               aligned ? Reach::ALIGNED : Reach::SHIFTED, barrier, start);
 }
 
 } // namespace zip::gpu

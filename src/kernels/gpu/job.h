@@ -45,6 +45,47 @@ enum JobWord : uint32_t {
     JOB_FLAGS,      // see below
     JOB_WORDS
 };
+// Words that are of their item's last chunk or of all others, and differ by nothing else.
+ZIP_HOST_DEVICE constexpr bool steps_by_chunk(JobWord w)
+{
+    return w <= JOB_PROGRESS;
+}
+// Words that differ by the same step from chunk to chunk.
+ZIP_HOST_DEVICE constexpr JobWord chunk_step_of(JobWord w)
+{
+    return w == JOB_CHUNK_DATA ? JOB_DATA : w > JOB_MANTISSA && w <= JOB_CHUNK ? JOB_MANTISSA : w;
+}
+// Step of a word from tile to tile, mod 2^64; of coded chunks.
+ZIP_HOST_DEVICE constexpr uint64_t tile_step(format::Coding c, JobWord w)
+{
+    const format::TypeTraits type = format::type_traits(c.dtype);
+    const uint64_t values = format::tile_values(c), low = type.low_bytes < 2 ? type.low_bytes : 2;
+    switch (w) {
+    case JOB_DATA:
+        return values * type.size;
+    case JOB_MANTISSA:
+        return type.mantissa_is_bytes() ? values
+                                        : format::plane_bytes(type.sign_mantissa_bits(), values);
+    case JOB_LOW:
+        return values * low;
+    case JOB_LOW2:
+        return values * (type.low_bytes - low);
+    case JOB_LEVEL1:
+        return format::plane_bytes(format::shape_traits(c.shape).width[0], values);
+    case JOB_COUNTS:
+        return format::tile_counts_bytes(c, uint32_t(values));
+    case JOB_TILE_HEADER:
+        return sizeof(uint64_t);
+    case JOB_SYMBOLS:
+        return sizeof(format::TileSymbols);
+    case JOB_LEFT:
+        return -values;
+    case JOB_TILE:
+        return 1;
+    default:
+        return 0;
+    }
+}
 constexpr uint64_t JOB_LAST = 1, JOB_SMALL = 2,
                    JOB_ADD = 4; // the item's last chunk; small tiles; ZIP_GPU_ADD
 
@@ -57,7 +98,8 @@ struct alignas(16) Item {
     uint32_t chunk_count;
     uint32_t chunk_log2; // of chunk_tiles, or 32 if that is no power of two
     // Word k of a job is value[last chunk][k] + chunk * chunk_step[k] + tile * tile_step[k], mod
-    // 2^64.
+    // 2^64. Where there is one chunk, value[0] and chunk_step hold anything; words of sections that
+    // a stored chunk lacks mean nothing.
     uint64_t value[2][JOB_WORDS];
     uint64_t chunk_step[JOB_WORDS];
     uint64_t tile_step[JOB_WORDS];
@@ -80,7 +122,7 @@ struct Launch {
     ChunkState *states;
     uint32_t items;
     uint32_t tiles; // of all items
-    uint32_t reserved0;
+    uint32_t four;  // 4, so that no compiler knows: see simt::lookup_word()
     uint16_t seq;
     uint16_t reserved;
     Item inline_items[INLINE_ITEMS];
@@ -89,18 +131,22 @@ static_assert(sizeof(Launch) <= 4096, "kernel arguments are at most 4 KiB on eve
 
 // Names of the kernels in the images, <type> and <shape> being names of zip_dtype_name() and
 // zip_shape_name():
-//   zip_encode_<type>_<shape>, zip_decode_...             blocks of TILE_THREADS threads (shape
-//   dense: DENSE_TILE_THREADS) zip_encode_whole_<type>_<shape>, zip_decode_...       likewise, for
-//   launches whose tiles are all whole, not small and (encode) aligned to 16 bytes: less
-//                                                         code is faster code
-//   zip_encode_few_<type>_<shape>, zip_decode_...,        blocks of workers of TILE_THREADS
-//   threads, at most simt::FEW_THREADS in all, each worker with as
-//   zip_encode_few_whole_<type>_<shape>, ...              much dynamic shared memory as a block of
-//   the first kernel has zip_encode_bytes, zip_decode_bytes                    blocks of
-//   TILE_THREADS threads zip_probe                                             blocks of
-//   TILE_THREADS threads, one an item
-// The blocks take the tiles in turn, whatever their number. A batch takes a launch for each type
-// and shape. driver.h says which exist.
+//   zip_encode_<type>_<shape>, zip_decode_...
+//       blocks of TILE_THREADS threads (shape dense: DENSE_TILE_THREADS)
+//   zip_encode_few_<type>_<shape>, zip_decode_...
+//       blocks of workers of TILE_THREADS threads, at most simt::FEW_THREADS in all, each worker
+//       with as much dynamic shared memory as a block of the first kernel has
+//   zip_encode_few_whole_<type>_<shape>, zip_decode_...
+//       likewise, for launches whose tiles are all whole and not small: less code is faster code
+//   zip_encode_whole_<type>_<shape>, zip_decode_...
+//       for such launches of one item in the argument, whose type is known; a block of TILE_THREADS
+//       threads a tile
+//   zip_encode_bytes, zip_decode_bytes
+//       blocks of TILE_THREADS threads
+//   zip_probe
+//       blocks of TILE_THREADS threads, one an item
+// But for zip_..._whole_... the blocks take the tiles in turn, whatever their number. A batch takes
+// a launch for each type and shape. driver.h says which exist.
 
 } // namespace zip::gpu
 #endif

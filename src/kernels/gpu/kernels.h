@@ -121,31 +121,62 @@ template <class T, bool kWholeOnly, class Shared, class Barrier>
 SIMT_DEVICE void encode_all(const Launch &launch, uint32_t worker, uint32_t workers, Shared &shared,
                             uint32_t thread, Barrier barrier)
 {
-    load_table(shared.compress, reinterpret_cast<const U32x4 *>(MOVE_TABLES.compress), thread);
+    start_table(shared.compress, MOVE_TABLES.compress, thread);
     auto clear = [&] { clear_shared<T::THREADS, most_tail_words<T>()>(shared, thread); };
     take_turns(launch, worker, workers, shared, thread, barrier, clear, [&](uint32_t next) {
         if (shared.job.exists == 0)
             return leave_next_job(launch, next, shared.next, thread / simt::LANES);
         encode_any_extent<T, kWholeOnly>(launch, next, shared, thread, barrier);
     });
+    simt::copy_async_wait(); // who had nothing to do did not
 }
 
 template <class T, bool kWholeOnly, class Shared, class Barrier>
 SIMT_DEVICE void decode_all(const Launch &launch, uint32_t worker, uint32_t workers, Shared &shared,
                             uint32_t thread, Barrier barrier)
 {
-    load_table(shared.expand, reinterpret_cast<const U32x4 *>(MOVE_TABLES.expand), thread);
+    start_table(shared.expand, MOVE_TABLES.expand, thread);
     take_turns(
             launch, worker, workers, shared, thread, barrier, [] {},
             [&](uint32_t next) {
-                if (!kWholeOnly && shared.job.left() == 0)
+                const Job &job = shared.job;
+                auto start = [&] {
+                    leave_next_job(launch, next, shared.next, thread / simt::LANES);
+                };
+                if (!kWholeOnly && job.left() == 0)
                     return decode_empty<T>(launch, next, shared, thread);
-                if (kWholeOnly || (shared.job.left() >= T::VALUES &&
-                                   (T::SHAPE == format::SHAPE_DENSE || !shared.job.small())))
-                    decode_tile<T, true>(launch, next, shared, thread, barrier);
+                if (kWholeOnly ||
+                    (job.left() >= T::VALUES && (T::SHAPE == format::SHAPE_DENSE || !job.small())))
+                    decode_tile<T, true, true>(launch, job, next, shared, thread, barrier, start);
                 else if constexpr (!kWholeOnly)
-                    decode_tile<T, false>(launch, next, shared, thread, barrier);
+                    decode_tile<T, false, true>(launch, job, next, shared, thread, barrier, start);
             });
+    simt::copy_async_wait(); // who had nothing to do did not
+}
+
+// A block a tile of one item, all of them whole.
+template <class T, class Shared, class Barrier>
+SIMT_DEVICE void encode_whole(const Launch &launch, uint32_t tile, Shared &shared, uint32_t thread,
+                              Barrier barrier)
+{
+    const InlineJob<T> job(launch, tile);
+    encode_tile<T, true, false>(
+            launch, job, launch.tiles, shared, thread,
+            (reinterpret_cast<uintptr_t>(job.data()) & 15) == 0 ? Reach::ALIGNED : Reach::SHIFTED,
+            barrier, [&] {
+                start_table(shared.compress, MOVE_TABLES.compress, thread);
+                clear_shared<T::THREADS, most_tail_words<T>()>(shared, thread);
+                barrier.sync();
+            });
+}
+
+template <class T, class Shared, class Barrier>
+SIMT_DEVICE void decode_whole(const Launch &launch, uint32_t tile, Shared &shared, uint32_t thread,
+                              Barrier barrier)
+{
+    decode_tile<T, true, false>(launch, InlineJob<T>(launch, tile), launch.tiles, shared, thread,
+                                barrier,
+                                [&] { start_table(shared.expand, MOVE_TABLES.expand, thread); });
 }
 
 } // namespace zip::gpu
@@ -190,7 +221,14 @@ SIMT_DEVICE void decode_all(const Launch &launch, uint32_t worker, uint32_t work
                 ZIP_KERNEL_BLOCKS)                                                                 \
     ZIP_KERNEL_FEW_(direction, Memory, few_, shape, SHAPE, false)
 #define ZIP_KERNELS_WHOLE(direction, Memory, shape, SHAPE, blocks)                                 \
-    ZIP_KERNEL_(direction, Memory, whole_, shape, SHAPE, true, zip::gpu::TILE_THREADS, blocks)
+    SIMT_KERNEL(ZIP_JOIN(zip_##direction##_whole_, ZIP_KERNEL_TYPE, shape),                        \
+                zip::gpu::TILE_THREADS, blocks)                                                    \
+    {                                                                                              \
+        using namespace zip;                                                                       \
+        SIMT_SHARED(gpu::Memory, shared);                                                          \
+        gpu::direction##_whole<gpu::TileTraits<ZIP_DTYPE(ZIP_KERNEL_DTYPE), format::SHAPE>>(       \
+                launch, simt::block_index(), shared, simt::thread_index(), simt::BlockBarrier{});  \
+    }
 
 ZIP_KERNELS_ANY(encode, EncodeMemory, 22228, SHAPE_22228)
 ZIP_KERNELS_ANY(encode, EncodeMemory, 11238, SHAPE_11238)

@@ -49,6 +49,7 @@
 //   ballot(p)          bit i: p in lane i
 //   shuffle(v, lane)   v of that lane (mod 32)
 //   shuffle_up(v, d)   v of the lane d below; the own v in lanes below d
+//   add_up(v, d)       v plus shuffle_up(v, d), but v in lanes below d
 //   shuffle_xor(v, m)  v of lane (own ^ m)
 //
 // Bits
@@ -60,11 +61,16 @@
 //   popcount(v), find_first(v)  v != 0: number of its lowest set bit
 //
 // Shared memory
+//   select(mask, a, b)           a where the mask is set, else b
+//   lookup_word(table, word, k, four)  table[byte k of word], of words. `four` is 4, but nothing
+//                                that a compiler knows, for otherwise NVIDIA's makes a shift of the
+//                                multiplication, and shifts are short where these are not
 //   lookup_byte(table, word, k)  table[byte k of word]; the table is aligned to 256
 //   atomic_add_shared(p, v), atomic_or_shared(p, v), atomic_max_shared(p, v)  return the old value
-//   copy_async_4(shared, global)  starts to copy 4 bytes, both aligned to 4
-//   copy_async_wait()             until the own thread's copies are done; other threads see them
-//                                 after a barrier (or sync_lanes())
+//   copy_async_16(shared, global, bytes)  starts to fill 16 bytes: the first `bytes` (1..16) are
+//                                         copied, the others 0; both addresses are aligned to 16
+//   copy_async_wait()                     until the own thread's copies are done; other threads
+//                                         see them after a barrier (or sync_lanes())
 //
 // Global memory. T is an integer of 1 to 8 bytes, U32x2 or U32x4; addresses are aligned to its
 // size.

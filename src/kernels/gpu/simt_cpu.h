@@ -52,7 +52,7 @@ uint32_t collective(Collective op, uint32_t value, uint32_t argument, Place plac
 void barrier(uint32_t id, uint32_t threads, Place place); // threads 0: all of the block
 // Another fibre may run here.
 void preemption_point();
-void copy_async(void *shared, const void *global, Place place);
+void copy_async(void *shared, const void *global, uint32_t bytes, Place place);
 void copy_async_wait();
 // Ends the launch with an error.
 [[noreturn]] void fail(const char *text, Place place);
@@ -156,6 +156,11 @@ inline uint32_t shuffle_up(uint32_t v, uint32_t d, cpu::Place place = cpu::Place
 {
     return cpu::collective(cpu::Collective::SHUFFLE_UP, v, d, place);
 }
+inline uint32_t add_up(uint32_t v, uint32_t d, cpu::Place place = cpu::Place::current())
+{
+    const uint32_t below = shuffle_up(v, d, place);
+    return thread_index() % LANES >= d ? v + below : v;
+}
 inline uint32_t shuffle_xor(uint32_t v, uint32_t m, cpu::Place place = cpu::Place::current())
 {
     return cpu::collective(cpu::Collective::SHUFFLE_XOR, v, m, place);
@@ -191,6 +196,14 @@ inline uint32_t find_first(uint32_t v)
     return uint32_t(std::countr_zero(v));
 }
 
+inline uint32_t select(uint32_t mask, uint32_t a, uint32_t b)
+{
+    return (a & mask) | (b & ~mask);
+}
+inline uint32_t lookup_word(const uint32_t *table, uint32_t word, uint32_t k, uint32_t four)
+{
+    return table[(word >> (8 * k) & 255) * four / 4];
+}
 inline uint32_t lookup_byte(const uint8_t *table, uint32_t word, uint32_t k,
                             cpu::Place place = cpu::Place::current())
 {
@@ -220,9 +233,10 @@ inline uint32_t atomic_max_shared(uint32_t *p, uint32_t v)
     return old;
 }
 
-inline void copy_async_4(void *shared, const void *global, cpu::Place place = cpu::Place::current())
+inline void copy_async_16(void *shared, const void *global, uint32_t bytes,
+                          cpu::Place place = cpu::Place::current())
 {
-    cpu::copy_async(shared, global, place);
+    cpu::copy_async(shared, global, bytes, place);
 }
 inline void copy_async_wait()
 {

@@ -89,6 +89,11 @@ SIMT_DEVICE uint32_t shuffle_up(uint32_t v, uint32_t d)
     const uint32_t own = wave_lane() % LANES;
     return shuffle(v, own >= d ? own - d : own);
 }
+SIMT_DEVICE uint32_t add_up(uint32_t v, uint32_t d)
+{
+    const uint32_t below = shuffle_up(v, d);
+    return wave_lane() % LANES >= d ? v + below : v;
+}
 SIMT_DEVICE uint32_t shuffle_xor(uint32_t v, uint32_t m)
 {
     return shuffle(v, wave_lane() ^ m);
@@ -121,6 +126,14 @@ SIMT_DEVICE uint32_t find_first(uint32_t v)
     return uint32_t(__builtin_ctz(v));
 }
 
+SIMT_DEVICE uint32_t select(uint32_t mask, uint32_t a, uint32_t b)
+{
+    return (a & mask) | (b & ~mask);
+}
+SIMT_DEVICE uint32_t lookup_word(const uint32_t *table, uint32_t word, uint32_t k, uint32_t)
+{
+    return table[word >> (8 * k) & 255];
+}
 SIMT_DEVICE uint32_t lookup_byte(const uint8_t *table, uint32_t word, uint32_t k)
 {
     return table[word >> (8 * k) & 255];
@@ -139,9 +152,15 @@ SIMT_DEVICE uint32_t atomic_max_shared(uint32_t *p, uint32_t v)
     return __hip_atomic_fetch_max(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
 
-SIMT_DEVICE void copy_async_4(void *shared, const void *global)
+SIMT_DEVICE void copy_async_16(void *shared, const void *global, uint32_t bytes)
 {
-    *static_cast<uint32_t *>(shared) = *static_cast<const uint32_t *>(global);
+    const auto *const from = static_cast<const uint8_t *>(global);
+    if (bytes == 16) {
+        *static_cast<U32x4 *>(shared) = *reinterpret_cast<const U32x4 *>(from);
+        return;
+    }
+    for (uint32_t i = 0; i < 16; ++i)
+        static_cast<uint8_t *>(shared)[i] = i < bytes ? from[i] : 0;
 }
 SIMT_DEVICE void copy_async_wait() {}
 

@@ -78,6 +78,12 @@ SIMT_DEVICE TileExtent tile_extent(uint64_t left, bool small)
     return t;
 }
 
+template <class T>
+SIMT_DEVICE constexpr TileExtent whole_tile()
+{
+    return {false, true, T::VALUES, T::GROUP_BLOCKS, T::GROUPS};
+}
+
 // Block h of lane group `group`.
 template <bool kWhole>
 SIMT_DEVICE BlockExtent group_block(const TileExtent &tile, uint32_t group, uint32_t h)
@@ -89,16 +95,52 @@ SIMT_DEVICE BlockExtent group_block(const TileExtent &tile, uint32_t group, uint
     return block_extent(tile.values, group * tile.blocks + h);
 }
 
-// 16 bytes at any address. The four or five words around them are read: the caller knows that these
-// are inside an allocation.
-SIMT_DEVICE U32x4 load_shifted(const uint8_t *p)
+// 16 bytes of the 32 bytes a, b, from byte `from` (0..15) on, kWord being from / 4.
+template <uint32_t kWord>
+SIMT_DEVICE U32x4 window(const uint32_t (&a)[4], const uint32_t (&b)[4], uint32_t from)
 {
-    const uint32_t shift = 8 * (uint32_t(reinterpret_cast<uintptr_t>(p)) & 3);
-    const auto *const words = reinterpret_cast<const uint32_t *>(p - shift / 8);
-    const uint32_t w0 = words[0], w1 = words[1], w2 = words[2], w3 = words[3];
-    const uint32_t w4 = words[shift != 0 ? 4 : 3];
-    return {simt::funnel_right(w0, w1, shift), simt::funnel_right(w1, w2, shift),
-            simt::funnel_right(w2, w3, shift), simt::funnel_right(w3, w4, shift)};
+    const uint32_t bits = 8 * (from & 3);
+    uint32_t w[5];
+    SIMT_UNROLL
+    for (uint32_t j = 0; j < 5; ++j)
+        w[j] = j + kWord < 4 ? a[(j + kWord) & 3] : b[(j + kWord) & 3];
+    return {simt::funnel_right(w[0], w[1], bits), simt::funnel_right(w[1], w[2], bits),
+            simt::funnel_right(w[2], w[3], bits), simt::funnel_right(w[3], w[4], bits)};
+}
+
+// f<word>(), for a word (0..3) that is the same for all lanes.
+template <class F>
+SIMT_DEVICE void with_word(uint32_t word, F f)
+{
+    if (word == 0)
+        f.template operator()<0>();
+    else if (word == 1)
+        f.template operator()<1>();
+    else if (word == 2)
+        f.template operator()<2>();
+    else
+        f.template operator()<3>();
+}
+
+// Rows that follow each other in memory and begin `off` bytes (1..15, the same for all lanes)
+// behind `v`, a lane's aligned vectors: `behind` is, for lane 0, the vector behind the last row.
+template <uint32_t kRows>
+SIMT_DEVICE void shift_rows(U32x4 (&v)[kRows], U32x4 behind, uint32_t off, uint32_t lane)
+{
+    with_word(off / 4, [&]<uint32_t kWord>() {
+        SIMT_UNROLL
+        for (uint32_t i = 0; i < kRows; ++i) {
+            // Lane 31 takes the rest from lane 0's vector of the next row.
+            const U32x4 give = lane != 0 ? v[i] : i + 1 < kRows ? v[i + 1] : behind;
+            const uint32_t own[4] = {v[i].x, v[i].y, v[i].z, v[i].w},
+                           given[4] = {give.x, give.y, give.z, give.w};
+            uint32_t next[4] = {};
+            SIMT_UNROLL
+            for (uint32_t j = 0; j <= kWord; ++j)
+                next[j] = simt::shuffle(given[j], lane + 1);
+            v[i] = window<kWord>(own, next, off);
+        }
+    });
 }
 
 // The first `bytes` (1..15) bytes at any address, then zeros.
@@ -117,7 +159,7 @@ SIMT_DEVICE U32x4 load_part(const uint8_t *p, uint32_t bytes)
 // How a tile's original is reached.
 enum class Reach : uint32_t {
     ALIGNED, // whole tile, 16-byte aligned
-    SHIFTED, // whole tile, and the words around it are in the same buffer
+    SHIFTED, // whole tile
     PARTS,   // anything else
 };
 
@@ -139,8 +181,6 @@ SIMT_DEVICE U32x4 load_row(const uint8_t *block, Reach reach, const BlockExtent 
 {
     if (reach == Reach::ALIGNED)
         return simt::load_stream(reinterpret_cast<const U32x4 *>(block) + row * simt::LANES + lane);
-    if (reach == Reach::SHIFTED)
-        return load_shifted(block + (row * simt::LANES + lane) * 16);
     const uint32_t bytes = vector_bytes<T>(extent, row, lane);
     if (bytes == 0)
         return {0, 0, 0, 0};
@@ -159,6 +199,47 @@ SIMT_DEVICE void store_bytes(uint8_t *p, uint64_t x, uint32_t bytes)
 SIMT_DEVICE uint64_t joined(U32x2 v)
 {
     return v.x | uint64_t(v.y) << 32;
+}
+
+// Stores rows that follow each other in memory at an address that is not aligned to 16: aligned
+// vectors, with what lanes and rows before have of them. `before`: the last row of the rows that
+// were stored before, unless these are the `first`; of what the first and the `last` ones share
+// with others only the own bytes are written.
+template <uint32_t kRows>
+SIMT_DEVICE void store_shifted(uint8_t *rows, const U32x4 (&v)[kRows], U32x4 &before, bool first,
+                               bool last, uint32_t lane)
+{
+    const uint32_t off = uint32_t(reinterpret_cast<uintptr_t>(rows)) & 15, from = 16 - off;
+    with_word(from / 4, [&]<uint32_t kWord>() {
+        SIMT_UNROLL
+        for (uint32_t i = 0; i < kRows; ++i) {
+            // Lane 0 takes the bytes before its own from lane 31's vector of the row before.
+            const U32x4 give = lane != 31 ? v[i] : i != 0 ? v[i == 0 ? 0 : i - 1] : before;
+            const uint32_t own[4] = {v[i].x, v[i].y, v[i].z, v[i].w},
+                           given[4] = {give.x, give.y, give.z, give.w};
+            uint32_t former[4] = {};
+            SIMT_UNROLL
+            for (uint32_t j = kWord; j < 4; ++j)
+                former[j] = simt::shuffle(given[j], lane - 1);
+            const U32x4 x = window<kWord>(former, own, from);
+            if (!first || i != 0 || lane != 0)
+                simt::store_stream(reinterpret_cast<U32x4 *>(rows - off) + i * simt::LANES + lane,
+                                   x);
+        }
+    });
+    auto byte_at = [](U32x4 x, uint32_t at) {
+        const uint32_t w = at & 8 ? (at & 4 ? x.w : x.z) : (at & 4 ? x.y : x.x);
+        return uint8_t(w >> (8 * (at & 3)));
+    };
+    if (first && lane == 0) {
+        for (uint32_t at = 0; at < from; ++at)
+            rows[at] = byte_at(v[0], at);
+    }
+    if (last && lane == simt::LANES - 1) {
+        for (uint32_t at = from; at < 16; ++at)
+            rows[(kRows * simt::LANES - 1) * 16 + at] = byte_at(v[kRows - 1], at);
+    }
+    before = v[kRows - 1];
 }
 
 // Stores what a vector gives to a section of elements, `N` bytes in all, or the part of it of a
@@ -185,7 +266,7 @@ struct BlockSections {
 // Four heads of 16 bits as 8 bits each: sign and 7 bits of mantissa.
 SIMT_DEVICE uint32_t mantissa_bytes(uint32_t a, uint32_t b)
 {
-    return select(0x7f7f7f7f, simt::byte_perm(a, b, 0x6420), simt::byte_perm(a, b, 0x7531));
+    return simt::select(0x7f7f7f7f, simt::byte_perm(a, b, 0x6420), simt::byte_perm(a, b, 0x7531));
 }
 
 // Sign and mantissa of four heads of 8 bits, as the low nibbles of bytes.

@@ -30,15 +30,17 @@ SIMT_DEVICE const Item &find_item(const Launch &launch, uint32_t tile)
     return items[first];
 }
 
-// What a worker knows of its tile, in shared memory.
-struct Job {
-    uint64_t word[JOB_WORDS];
-    uint32_t exists; // 0: nothing to do
-
+// What a worker knows of its tile, wherever that is: Derived has word_of().
+template <class Derived>
+struct JobWords {
+    SIMT_DEVICE uint64_t of(JobWord w) const
+    {
+        return static_cast<const Derived *>(this)->word_of(w);
+    }
     template <class P>
     SIMT_DEVICE P *pointer(JobWord w) const
     {
-        return reinterpret_cast<P *>(word[w]);
+        return reinterpret_cast<P *>(of(w));
     }
     SIMT_DEVICE uint8_t *data() const { return pointer<uint8_t>(JOB_DATA); }
     SIMT_DEVICE uint8_t *mantissa() const { return pointer<uint8_t>(JOB_MANTISSA); }
@@ -53,14 +55,56 @@ struct Job {
     SIMT_DEVICE uint8_t *chunk_data() const { return pointer<uint8_t>(JOB_CHUNK_DATA); }
     SIMT_DEVICE ChunkState *state() const { return pointer<ChunkState>(JOB_STATE); }
     SIMT_DEVICE uint64_t *progress() const { return pointer<uint64_t>(JOB_PROGRESS); }
-    SIMT_DEVICE uint64_t length() const { return word[JOB_LENGTH]; }
-    SIMT_DEVICE uint64_t tail_room() const { return word[JOB_TAIL_ROOM]; }
-    SIMT_DEVICE uint32_t tiles() const { return uint32_t(word[JOB_TILES]); }
-    SIMT_DEVICE uint64_t left() const { return word[JOB_LEFT]; }
-    SIMT_DEVICE uint32_t tile() const { return uint32_t(word[JOB_TILE]); }
-    SIMT_DEVICE bool last() const { return (word[JOB_FLAGS] & JOB_LAST) != 0; }
-    SIMT_DEVICE bool small() const { return (word[JOB_FLAGS] & JOB_SMALL) != 0; }
-    SIMT_DEVICE bool add() const { return (word[JOB_FLAGS] & JOB_ADD) != 0; }
+    SIMT_DEVICE uint64_t length() const { return of(JOB_LENGTH); }
+    SIMT_DEVICE uint64_t tail_room() const { return of(JOB_TAIL_ROOM); }
+    SIMT_DEVICE uint32_t tiles() const { return uint32_t(of(JOB_TILES)); }
+    SIMT_DEVICE uint64_t left() const { return of(JOB_LEFT); }
+    SIMT_DEVICE uint32_t tile() const { return uint32_t(of(JOB_TILE)); }
+    SIMT_DEVICE bool last() const { return (of(JOB_FLAGS) & JOB_LAST) != 0; }
+    SIMT_DEVICE bool small() const { return (of(JOB_FLAGS) & JOB_SMALL) != 0; }
+    SIMT_DEVICE bool add() const { return (of(JOB_FLAGS) & JOB_ADD) != 0; }
+};
+
+// Where a tile of a launch is.
+struct Place {
+    uint32_t chunk, tile, last; // of the item; of the chunk; 1: the item's last chunk
+
+    SIMT_DEVICE Place(const Item &item, uint32_t launch_tile)
+    {
+        const uint32_t of_item = launch_tile - item.first_tile, chunk_tiles = item.chunk_tiles,
+                       chunk_count = item.chunk_count, log2 = item.chunk_log2;
+        chunk = log2 < 32 ? of_item >> log2 : of_item / chunk_tiles;
+        chunk = chunk < chunk_count ? chunk : chunk_count - 1;
+        last = chunk + 1 == chunk_count;
+        tile = of_item - chunk * chunk_tiles;
+    }
+};
+
+// In the kernel's argument, of the one item of a launch of whole tiles: nobody waits for another
+// thread or for memory, and most of it is the same for all threads of a block.
+template <class T>
+struct InlineJob : JobWords<InlineJob<T>> {
+    const Item &item;
+    Place place;
+
+    SIMT_DEVICE InlineJob(const Launch &launch, uint32_t tile)
+        : item(launch.inline_items[0]), place(item, tile)
+    {
+    }
+    SIMT_DEVICE uint64_t word_of(JobWord w) const
+    {
+        return item.value[place.last][w] +
+               (steps_by_chunk(w) ? place.chunk * item.chunk_step[chunk_step_of(w)] : 0) +
+               place.tile * tile_step(T::CODING, w);
+    }
+};
+
+// In shared memory.
+struct Job : JobWords<Job> {
+    uint64_t word[JOB_WORDS];
+    uint32_t exists; // 0: nothing to do
+
+    SIMT_DEVICE uint64_t word_of(JobWord w) const { return word[w]; }
 };
 static_assert(JOB_WORDS < simt::LANES);
 
@@ -69,14 +113,10 @@ SIMT_DEVICE void leave_job(const Launch &launch, uint32_t tile, Job &job)
 {
     const uint32_t lane = simt::lane_index();
     const Item &item = find_item(launch, tile);
-    const uint32_t of_item = tile - item.first_tile, chunk_tiles = item.chunk_tiles,
-                   chunk_count = item.chunk_count, log2 = item.chunk_log2;
-    uint32_t chunk = log2 < 32 ? of_item >> log2 : of_item / chunk_tiles;
-    chunk = chunk < chunk_count ? chunk : chunk_count - 1;
-    const uint32_t last = chunk + 1 == chunk_count, of_chunk = of_item - chunk * chunk_tiles;
+    const Place place(item, tile);
     if (lane < JOB_WORDS) {
-        job.word[lane] = item.value[last][lane] + chunk * item.chunk_step[lane] +
-                         of_chunk * item.tile_step[lane];
+        job.word[lane] = item.value[place.last][lane] + place.chunk * item.chunk_step[lane] +
+                         place.tile * item.tile_step[lane];
     } else if (lane == JOB_WORDS) {
         const auto *const probe = static_cast<const zip_probe_t *>(item.probe);
         job.exists =

@@ -102,6 +102,7 @@ public:
     explicit HipDriver(const Hip &hip) : hip_(hip) {}
     ~HipDriver() override
     {
+        const ErrorKept kept; // of an open() that failed
         if (modules_.empty() || enter() != ZIP_OK)
             return;
         for (hipModule_t module : modules_)
@@ -119,14 +120,18 @@ public:
             return status;
         // somebody else's capture of a stream must not forbid what is done on ours
         capture_mode_ = hipStreamCaptureModeRelaxed;
-        ignore(hip_.hipThreadExchangeStreamCaptureMode(&capture_mode_));
-        return ZIP_OK;
+        status = check(hip_.hipThreadExchangeStreamCaptureMode(&capture_mode_),
+                       "hipThreadExchangeStreamCaptureMode");
+        if (status != ZIP_OK)
+            restore_device();
+        return status;
     }
     void leave() override
     {
+        // Should it fail, the thread stays in the relaxed mode, which forbids nothing; an error
+        // that lasts is the next enter()'s, which makes the same call.
         ignore(hip_.hipThreadExchangeStreamCaptureMode(&capture_mode_));
-        if (callers_device_ != device_)
-            ignore(hip_.hipSetDevice(callers_device_));
+        restore_device();
     }
     const DeviceInfo &info() const override { return info_; }
 
@@ -203,7 +208,17 @@ public:
     }
 
 private:
+    // Of calls that give something back, at the end of what used it. They fail where the device has
+    // an error that every call returns (whoever used it has been told, and nothing can be done on
+    // that device any more); what they leave goes with the process.
     static void ignore(hipError_t) {}
+    // The calling thread's device. It was its own, so that it can only fail where the runtime has
+    // ended.
+    void restore_device()
+    {
+        if (callers_device_ != device_)
+            ignore(hip_.hipSetDevice(callers_device_));
+    }
     zip_status_t check(hipError_t result, const char *what) const
     {
         if (result == hipSuccess)
