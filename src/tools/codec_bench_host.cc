@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// `zipperf codec` on the host: our codec at each instruction set, and zstd.
+// `zipperf codec` on the host: our codec at each instruction set, zstd, and a copy of the same
+// bytes.
 #include "tools/codec_bench_parts.h"
 
 #include "tools/clock.h"
@@ -297,6 +298,28 @@ struct HostBench::State {
         return us;
     }
 
+    // What any codec could reach at most, on the same threads: stored chunks are copied.
+    void measure_copy(const CodecData &data, uint64_t chunk, std::vector<BenchRow> &rows)
+    {
+        ZipCodec codec({ZIP_DTYPE_BYTES, ZIP_SHAPE_DEFAULT, 0});
+        std::vector<Piece> pieces = cut(data, chunk, codec);
+        codec.encode(pieces, options.threads);
+        for (const std::string &cache : caches) {
+            BenchRow row = start_row(data, "host", "copy", "copy");
+            row.chunk = chunk;
+            row.threads = options.threads;
+            row.cache = cache;
+            std::memset(restored.data(), kPoison, data.size);
+            set_times(row, time(cache == "cold", [&] { codec.decode(pieces, options.threads); }),
+                      data.size);
+            if (std::memcmp(restored.data(), data.original, data.size) != 0) {
+                throw_mismatch(row);
+            }
+            row.verified = true;
+            rows.push_back(row);
+        }
+    }
+
     void measure(const CodecData &data, HostCodec &codec, uint64_t chunk, BenchRow base,
                  std::vector<BenchRow> &rows)
     {
@@ -370,6 +393,9 @@ void HostBench::measure(const CodecData &data, std::vector<BenchRow> &rows)
     const CodecOptions &options = state_->options;
     for (const std::string &chunk_text : options.chunks) {
         const uint64_t chunk = parse_size(chunk_text);
+        if (wants(options.ops, "copy")) {
+            state_->measure_copy(data, chunk, rows);
+        }
         for (const std::string &shape : options.shapes) {
             for (const std::string &tiles : options.tiles) {
                 if (shape == "dense" && tiles == "small") {

@@ -115,9 +115,8 @@ void add_codec(CLI::App &app, tools::CodecOptions &options)
                       "Safetensors files for --data weights, rounded to the type asked for")
             ->delimiter(',');
     codec->add_option("--op", options.ops,
-                      "Operations: encode, decode, and on a GPU add (decode and add) and copy "
-                      "(device to "
-                      "device)")
+                      "Operations: encode, decode, copy (of the original), and on a GPU add "
+                      "(decode and add)")
             ->delimiter(',')
             ->check(CLI::IsMember({"encode", "decode", "add", "copy"}))
             ->capture_default_str();

@@ -384,6 +384,7 @@ TEST_F(CodecBench, host_rows_say_what_was_measured)
     options.dtypes = {"bf16", "e5m2"};
     options.shapes = {"default", "dense"};
     options.data = {"normal", "random"};
+    options.ops = {"encode", "decode"};
     const json rows = run();
     ASSERT_EQ(rows.size(), 2U * 2 * 2 * 2 * 2); // types, data, shapes, caches, operations
     for (const json &row : rows) {
@@ -409,6 +410,24 @@ TEST_F(CodecBench, host_rows_say_what_was_measured)
     }
 }
 
+TEST_F(CodecBench, a_copy_on_the_host_is_beside_each_chunk_length)
+{
+    options.where = {"host"};
+    options.sizes = "200001";
+    options.chunks = {"0", "64K"};
+    options.ops = {"copy", "decode"};
+    options.threads = 2;
+    std::map<std::string, int> ops;
+    for (const json &row : run()) {
+        ++ops[row["op"]];
+        EXPECT_EQ(row["verified"], true);
+        EXPECT_EQ(row["threads"], 2);
+        EXPECT_EQ(row["codec"], row["op"] == "copy" ? "copy" : "zip");
+        EXPECT_EQ(row.contains("ratio"), row["op"] != "copy");
+    }
+    EXPECT_EQ(ops, (std::map<std::string, int>{{"copy", 4}, {"decode", 4}})); // chunks, caches
+}
+
 TEST_F(CodecBench, auto_says_what_was_picked)
 {
     options.where = {"host"};
@@ -416,6 +435,7 @@ TEST_F(CodecBench, auto_says_what_was_picked)
     options.shapes = {"auto"};
     options.caches = {"warm"};
     options.data = {"uniform"};
+    options.ops = {"encode", "decode"};
     const json rows = run();
     ASSERT_EQ(rows.size(), 2U);
     EXPECT_EQ(rows[0]["picked"], "bf16/11238");
