@@ -158,6 +158,10 @@ SIMT_DEVICE U32x2 load_field(const AnyJob &job, uint32_t groups, uint32_t lane)
     U32x2 field{0, 0};
     if (lane < counts || (lane >= FIELD_TABLE && lane < FIELDS))
         field = simt::load_hostile(reinterpret_cast<const U32x2 *>(base + 8 * lane));
+    if (T::CASCADE.counts == 1 && lane == 0) { // 2 bytes a group: what is behind is no count
+        field.x &= groups >= 2 ? ~uint32_t(0) : 0xffff;
+        field.y &= groups >= 4 ? ~uint32_t(0) : groups == 3 ? 0xffff : 0;
+    }
     return field;
 }
 
