@@ -801,6 +801,35 @@ TEST_P(GpuHostile, FlippedBits)
     EXPECT_GT(refused_, 0u);
 }
 
+// Ragged tiles of every number of groups, with something else than zeros between the sections:
+// nobody looks there.
+TEST_P(GpuHostile, WhatIsBetweenTheSectionsDoesNotMatter)
+{
+    for (const zip_coding_t &coding : all_codings()) {
+        const format::Coding c = format_coding(coding);
+        const uint32_t size = format::value_size(c.dtype), group = format::group_values(c);
+        for (uint32_t groups = 1; groups * group <= format::tile_values(c); ++groups) {
+            const Original o = original(coding, Data::MIXED, (groups * group - 5) * size);
+            const Bytes good = host_chunk(coding, o.bytes);
+            if (header_of(good).shape != c.shape)
+                continue; // stored
+            const format::Layout l = format::layout_of(c, o.bytes.size());
+            Bytes other = good;
+            auto fill = [&other](uint64_t from, uint64_t to) {
+                std::fill(other.begin() + ptrdiff_t(from), other.begin() + ptrdiff_t(to),
+                          uint8_t(0xff));
+            };
+            const format::ShapeTraits shape = format::shape_traits(c.shape);
+            fill(l.level1 + format::plane_bytes(shape.width[0], l.values), l.counts);
+            fill(l.counts + sizeof(uint16_t) * shape.counts * l.groups, l.tile_headers);
+            fill(l.tile_headers + sizeof(uint64_t) * l.tiles, l.symbols);
+            const std::vector<Decoded> decoded = decode({o, o}, {{other}, {good}});
+            ASSERT_EQ(ZIP_OK, decoded[0].status[0]) << describe(o) << ", " << groups << " groups";
+            ASSERT_TRUE(o.bytes == decoded[0].bytes) << describe(o) << ", " << groups << " groups";
+        }
+    }
+}
+
 TEST_P(GpuHostile, TruncatedChunks)
 {
     for (const zip_coding_t &coding : codings()) {

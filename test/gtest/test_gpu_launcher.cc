@@ -405,6 +405,7 @@ TEST_F(Launcher, WholeTilesHaveKernelsOfTheirOwn)
     EXPECT_EQ("zip_encode_few_whole_bf16_22228", kernel_of_item(i, false, 2));
     i.data = data + 2;
     EXPECT_EQ("zip_encode_whole_bf16_22228", kernel_of_item(i));
+    EXPECT_EQ("zip_encode_few_bf16_22228", kernel_of_item(i, false, 2));
     EXPECT_EQ("zip_decode_few_whole_bf16_22228", kernel_of_item(i, true));
     i.data = data;
     i.data_size += 2;

@@ -158,6 +158,10 @@ SIMT_DEVICE U32x2 load_field(const AnyJob &job, uint32_t groups, uint32_t lane)
     U32x2 field{0, 0};
     if (lane < counts || (lane >= FIELD_TABLE && lane < FIELDS))
         field = simt::load_hostile(reinterpret_cast<const U32x2 *>(base + 8 * lane));
+    if (T::CASCADE.counts == 1 && lane == 0) { // 2 bytes a group: what is behind is no count
+        field.x &= groups >= 2 ? ~uint32_t(0) : 0xffff;
+        field.y &= groups >= 4 ? ~uint32_t(0) : groups == 3 ? 0xffff : 0;
+    }
     return field;
 }
 
@@ -446,7 +450,6 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
     constexpr uint32_t HEAD_WORDS = HEAD16 ? 4 : 2;
     // 4., but for the exponents: those of block h are in place in its heads. raw_symbols: where the
     // symbols go that follow each other in the copy of the tail from byte raw_at on.
-    U32x4 row_before{0, 0, 0, 0}; // of a whole tile at an odd address: the last one stored
     auto store_block = [&](uint32_t h, uint32_t(&head)[4][HEAD_WORDS], uint32_t raw_symbols,
                            uint32_t raw_at) {
         if constexpr (!T::MANTISSA_BYTES) { // planes to nibbles by stripe
@@ -588,10 +591,6 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
                     simt::store_stream(reinterpret_cast<U32x4 *>(block) +
                                                (batch * BATCH + b) * simt::LANES + lane,
                                        v[b]);
-            } else if (kWhole && !add) {
-                store_shifted(block + batch * BATCH * row_bytes, v, row_before,
-                              h == 0 && batch == 0, h + 1 == H && batch + 1 == T::ROWS / BATCH,
-                              lane);
             } else {
                 if (lane < extent[h].words) {
                     SIMT_UNROLL

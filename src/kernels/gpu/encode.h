@@ -9,8 +9,8 @@
 // chunk's tail.
 // 5. Compress the codes of each level into the tail in shared memory, then copy it out.
 //
-// Performance: bound by memory at full occupancy (8 blocks of 128 threads, 64 registers), by issue
-// slots where multiprocessors are few.
+// Performance (doc/performance.md): bound by what shared memory and the integer pipe give, then by
+// memory.
 #ifndef ZIP_KERNELS_GPU_ENCODE_H
 #define ZIP_KERNELS_GPU_ENCODE_H
 
@@ -697,7 +697,7 @@ SIMT_DEVICE void encode_empty(const Launch &launch, uint32_t next_tile, Shared &
         encode_done(job, T::DTYPE | T::SHAPE << 4 | uint32_t(job.small()) << 7, launch.seq);
 }
 
-// The tile in shared.job. kWholeOnly: it is whole and not small.
+// The tile in shared.job. kWholeOnly: it is whole, not small, and aligned to 16 bytes.
 template <class T, bool kWholeOnly, class Shared, class Barrier>
 SIMT_DEVICE void encode_any_extent(const Launch &launch, uint32_t next_tile, Shared &shared,
                                    uint32_t thread, Barrier barrier)
@@ -714,7 +714,8 @@ SIMT_DEVICE void encode_any_extent(const Launch &launch, uint32_t next_tile, Sha
                                                barrier, start);
     }
     encode_tile<T, true, true>(launch, job, next_tile, shared, thread,
-                               aligned ? Reach::ALIGNED : Reach::SHIFTED, barrier, start);
+                               kWholeOnly || aligned ? Reach::ALIGNED : Reach::SHIFTED, barrier,
+                               start);
 }
 
 } // namespace zip::gpu

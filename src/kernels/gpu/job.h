@@ -137,7 +137,8 @@ static_assert(sizeof(Launch) <= 4096, "kernel arguments are at most 4 KiB on eve
 //       blocks of workers of TILE_THREADS threads, at most simt::FEW_THREADS in all, each worker
 //       with as much dynamic shared memory as a block of the first kernel has
 //   zip_encode_few_whole_<type>_<shape>, zip_decode_...
-//       likewise, for launches whose tiles are all whole and not small: less code is faster code
+//       likewise, for launches whose tiles are all whole, not small and (encode) aligned to 16
+//       bytes: less code is faster code
 //   zip_encode_whole_<type>_<shape>, zip_decode_...
 //       for such launches of one item in the argument, whose type is known; a block of TILE_THREADS
 //       threads a tile

@@ -154,7 +154,7 @@ SIMT_DEVICE void decode_all(const Launch &launch, uint32_t worker, uint32_t work
     simt::copy_async_wait(); // who had nothing to do did not
 }
 
-// A block a tile of one item, all of them whole.
+// A block a tile of one item, all of them whole; decode: and aligned to 16 bytes.
 template <class T, class Shared, class Barrier>
 SIMT_DEVICE void encode_whole(const Launch &launch, uint32_t tile, Shared &shared, uint32_t thread,
                               Barrier barrier)

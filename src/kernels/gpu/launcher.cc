@@ -414,10 +414,10 @@ zip_status_t Queue::launch_part(Kernel kernel, const Part &part, bool is_short,
     // The kernels for whole tiles, a block each, are for one item whose type is known (and, to
     // decode, whose original is aligned). What may have nothing to do is offered to no more blocks
     // than the GPU holds.
-    const bool one = part.count == 1 && !part.offered && is_short &&
-                     (kernel.action == Action::ENCODE || part.aligned);
+    const bool encode = kernel.action == Action::ENCODE;
+    const bool one = part.count == 1 && !part.offered && is_short && (encode || part.aligned);
     kernel.few = limited || (part.whole && !one);
-    kernel.whole = part.whole;
+    kernel.whole = part.whole && (part.aligned || !encode || !kernel.few);
     if (!exists(kernel))
         kernel.whole = false;
     if (!exists(kernel))

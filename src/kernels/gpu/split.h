@@ -201,47 +201,6 @@ SIMT_DEVICE uint64_t joined(U32x2 v)
     return v.x | uint64_t(v.y) << 32;
 }
 
-// Stores rows that follow each other in memory at an address that is not aligned to 16: aligned
-// vectors, with what lanes and rows before have of them. `before`: the last row of the rows that
-// were stored before, unless these are the `first`; of what the first and the `last` ones share
-// with others only the own bytes are written.
-template <uint32_t kRows>
-SIMT_DEVICE void store_shifted(uint8_t *rows, const U32x4 (&v)[kRows], U32x4 &before, bool first,
-                               bool last, uint32_t lane)
-{
-    const uint32_t off = uint32_t(reinterpret_cast<uintptr_t>(rows)) & 15, from = 16 - off;
-    with_word(from / 4, [&]<uint32_t kWord>() {
-        SIMT_UNROLL
-        for (uint32_t i = 0; i < kRows; ++i) {
-            // Lane 0 takes the bytes before its own from lane 31's vector of the row before.
-            const U32x4 give = lane != 31 ? v[i] : i != 0 ? v[i == 0 ? 0 : i - 1] : before;
-            const uint32_t own[4] = {v[i].x, v[i].y, v[i].z, v[i].w},
-                           given[4] = {give.x, give.y, give.z, give.w};
-            uint32_t former[4] = {};
-            SIMT_UNROLL
-            for (uint32_t j = kWord; j < 4; ++j)
-                former[j] = simt::shuffle(given[j], lane - 1);
-            const U32x4 x = window<kWord>(former, own, from);
-            if (!first || i != 0 || lane != 0)
-                simt::store_stream(reinterpret_cast<U32x4 *>(rows - off) + i * simt::LANES + lane,
-                                   x);
-        }
-    });
-    auto byte_at = [](U32x4 x, uint32_t at) {
-        const uint32_t w = at & 8 ? (at & 4 ? x.w : x.z) : (at & 4 ? x.y : x.x);
-        return uint8_t(w >> (8 * (at & 3)));
-    };
-    if (first && lane == 0) {
-        for (uint32_t at = 0; at < from; ++at)
-            rows[at] = byte_at(v[0], at);
-    }
-    if (last && lane == simt::LANES - 1) {
-        for (uint32_t at = from; at < 16; ++at)
-            rows[(kRows * simt::LANES - 1) * 16 + at] = byte_at(v[kRows - 1], at);
-    }
-    before = v[kRows - 1];
-}
-
 // Stores what a vector gives to a section of elements, `N` bytes in all, or the part of it of a
 // ragged vector of `values` values.
 template <uint32_t N, class T>
