@@ -484,11 +484,11 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
                 head[i][1] = (b & SIGN) << (7 - M) | (b & REST) | e[1];
             }
         }
-        // Raw symbols of whole tiles are patched into what has been stored.
-        // (The worker must not say that it is done before such stores have arrived: then it costs
-        // more than it saves.)
-        const bool late =
-                T::MANTISSA_BYTES && kWhole && direct && !add && job.progress() == nullptr;
+        // Raw symbols of whole tiles are patched into what has been stored, where they are few:
+        // behind several levels. (The worker must not say that it is done before such stores have
+        // arrived: then it costs more than it saves.)
+        const bool late = T::MANTISSA_BYTES && kWhole && L != 0 && direct && !add &&
+                          job.progress() == nullptr;
         if (!late && simt::any(raw_symbols != 0)) {
             // Through a lane's own piece of shared memory: the only accesses at an index that
             // is not known.
@@ -607,7 +607,7 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
                 simt::sync_lanes();
             }
         }
-        if constexpr (T::MANTISSA_BYTES && kWhole) {
+        if constexpr (T::MANTISSA_BYTES && kWhole && L != 0) {
             while (late && raw_symbols != 0) {
                 const uint32_t bit = simt::find_first(raw_symbols), stripe = bit & 3, k = bit >> 2;
                 raw_symbols &= raw_symbols - 1;
