@@ -18,8 +18,8 @@ check() { # NAME COMMAND...
 }
 
 links_no_driver() { ! readelf -d "$1" | grep -E 'NEEDED.*(libcuda|libcudart|libamdhip|libhsa)'; }
-# weak names are the standard library's templates
-exports_one_name() { [ "$(nm -D --defined-only "$1" | awk '$2 != "W" && $2 != "V" { print $3 }')" = zip_gpu_back_end ]; }
+exports() { nm -D --defined-only "$1" | awk '{ print $3 }'; }
+exports_one_name() { [ "$(exports "$1")" = "$2" ] || { echo "# it exports $(exports "$1" | head -n 5 | xargs) ..."; return 1; }; }
 
 found=0
 for kind in cuda hip; do
@@ -27,16 +27,20 @@ for kind in cuda hip; do
     [ -f "$library" ] || continue
     found=1
     check "libzip_$kind links no driver" links_no_driver "$library"
-    check "libzip_$kind exports one function" exports_one_name "$library"
+    check "libzip_$kind exports one function" exports_one_name "$library" zip_gpu_back_end
 done
 [ $found = 1 ] || echo "ok - no back end was built: nothing to look at"
 
 exports_the_interface() {
     local names name
-    names=$(nm -D --defined-only "$build/src/kernels/.libs/libzipcodec.so" | awk '{ print $3 }')
+    names=$(exports "$build/src/kernels/.libs/libzipcodec.so")
     for name in zip_codec_encode zip_codec_plan zip_dtype_name zip_shape_name zip_status_string zip_gpu_load; do
         grep -qx "$name" <<<"$names" || { echo "# libzipcodec lacks $name"; return 1; }
     done
 }
+exports_nothing_else() { ! exports "$build/src/kernels/.libs/libzipcodec.so" | grep -vE '^zip_(codec|dtype|shape|status|gpu)_'; }
 check "libzipcodec exports its interface" exports_the_interface
+check "libzipcodec exports nothing else" exports_nothing_else
+plugin=$build/src/uct/zip/.libs/libuct_zip.so
+[ -f "$plugin" ] && check "libuct_zip exports one function" exports_one_name "$plugin" ucs_module_global_init
 exit $failed
