@@ -103,14 +103,17 @@ void run_many(Processes &pair, unsigned workers, unsigned each, unsigned rounds,
                         }
                     }
                     const auto deadline = std::chrono::steady_clock::now() + Worker::PATIENCE;
+                    Idle idle;
                     for (ucs_status_ptr_t request : requests) {
                         if (!UCS_PTR_IS_PTR(request)) {
                             EXPECT_EQ(nullptr, request);
                             continue;
                         }
                         while (ucp_request_check_status(request) == UCS_INPROGRESS) {
-                            if (progress_all() == 0) {
-                                sched_yield();
+                            if (progress_all() > 0) {
+                                idle.busy();
+                            } else {
+                                idle.round();
                             }
                             if (std::chrono::steady_clock::now() > deadline) {
                                 ADD_FAILURE() << "messages did not arrive in time, round " << round;
@@ -125,8 +128,11 @@ void run_many(Processes &pair, unsigned workers, unsigned each, unsigned rounds,
                         EXPECT_TRUE(transfer.target->holds(Data::BF16, transfer.seed));
                     }
                 }
+                Idle idle;
                 while (!channel.readable()) {
-                    progress_all();
+                    if (progress_all() == 0) {
+                        idle.round();
+                    }
                 }
                 channel.receive();
                 channel.send("done");

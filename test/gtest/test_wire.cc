@@ -227,6 +227,22 @@ struct LowerMemory {
     std::string key;
 };
 
+// Progress until `done`. False: out of patience. By the clock, for what the kernel carries takes as
+// many rounds as others leave it no processor.
+bool progress_until(const std::function<void()> &progress, const std::function<bool()> &done)
+{
+    const auto deadline = std::chrono::steady_clock::now() + Worker::PATIENCE;
+    Idle idle;
+    while (!done()) {
+        if (std::chrono::steady_clock::now() > deadline) {
+            return false;
+        }
+        progress();
+        idle.round();
+    }
+    return true;
+}
+
 // Two zip endpoints that get along.
 class HonestPair {
 public:
@@ -256,11 +272,10 @@ public:
         ucs_status_t status =
                 uct_ep_put_zcopy(eps_[0], &iov, 1, target_.address(), rkey_.rkey, &done);
         EXPECT_TRUE(status == UCS_OK || status == UCS_INPROGRESS) << ucs_status_string(status);
-        status = UCS_INPROGRESS;
-        for (unsigned i = 0; i < 100000 && status == UCS_INPROGRESS; ++i) {
-            progress();
+        progress_until(progress, [&] {
             status = uct_ep_flush(eps_[0], 0, nullptr);
-        }
+            return status != UCS_INPROGRESS;
+        });
         EXPECT_EQ(UCS_OK, status) << "the other endpoint does not work any more";
         EXPECT_TRUE(target_.buffer.holds(Data::FP32, seed_));
     }
@@ -397,29 +412,26 @@ public:
             }
         }
     }
-    void progress_until(const std::function<bool()> &done)
+    bool progress_until(const std::function<bool()> &done)
     {
-        for (unsigned i = 0; i < 5000 && !done(); ++i) {
-            progress();
-        }
+        return test::progress_until([this] { progress(); }, done);
     }
 
     void send(uint8_t type, const void *data, size_t length)
     {
         message_ = std::string(static_cast<const char *>(data), length);
         ssize_t sent;
-        unsigned tries = 0;
-        while ((sent = uct_ep_am_bcopy(
-                        to_victim_, type,
-                        [](void *to, void *arg) {
-                            const auto *message = static_cast<std::string *>(arg);
-                            memcpy(to, message->data(), message->size());
-                            return message->size();
-                        },
-                        &message_, 0)) == UCS_ERR_NO_RESOURCE &&
-               ++tries < 100000) {
-            progress();
-        }
+        progress_until([&] {
+            sent = uct_ep_am_bcopy(
+                    to_victim_, type,
+                    [](void *to, void *arg) {
+                        const auto *message = static_cast<std::string *>(arg);
+                        memcpy(to, message->data(), message->size());
+                        return message->size();
+                    },
+                    &message_, 0);
+            return sent != UCS_ERR_NO_RESOURCE;
+        });
         ASSERT_EQ(ssize_t(length), sent);
         progress(30);
     }
@@ -434,7 +446,7 @@ public:
     // The next message of `type` from the victim.
     bool receive(uint8_t type, std::string &message)
     {
-        for (unsigned i = 0; i < 5000; ++i) {
+        return progress_until([&] {
             for (auto it = received.begin(); it != received.end(); ++it) {
                 if (it->first == type) {
                     message = it->second;
@@ -442,9 +454,8 @@ public:
                     return true;
                 }
             }
-            progress();
-        }
-        return false;
+            return false;
+        });
     }
 
     // Asks for slots, and writes down where they are.

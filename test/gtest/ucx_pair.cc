@@ -605,6 +605,18 @@ Env operator+(Env base, const Env &more)
 
 // ---- Worker
 
+void Idle::round()
+{
+    // An answer of a peer that runs takes less than this.
+    constexpr unsigned ROUNDS_AWAKE = 200;
+    constexpr useconds_t NAP = 100;
+    if (++rounds_ < ROUNDS_AWAKE) {
+        sched_yield();
+    } else {
+        usleep(NAP);
+    }
+}
+
 Worker::Worker(uint64_t features, ucs_thread_mode_t threads)
 {
     ucp_config_t *config;
@@ -682,9 +694,10 @@ bool Worker::sleep(std::chrono::milliseconds most, int other_fd)
 bool Worker::wait_until(const std::function<bool()> &done, std::chrono::milliseconds patience)
 {
     const auto deadline = Clock::now() + patience;
-    for (unsigned i = 1; !done(); ++i) {
-        const unsigned count = progress();
-        if (count > 0) {
+    Idle idle;
+    while (!done()) {
+        if (progress() > 0) {
+            idle.busy();
             continue;
         }
         if (sleeps_) {
@@ -693,11 +706,11 @@ bool Worker::wait_until(const std::function<bool()> &done, std::chrono::millisec
             if (!sleep(std::max(left, std::chrono::milliseconds(0)), -1)) {
                 return done();
             }
-        } else if (i % 64 == 0) {
+        } else {
             if (Clock::now() > deadline) {
                 return done();
             }
-            sched_yield();
+            idle.round();
         }
     }
     return true;
@@ -722,13 +735,14 @@ ucs_status_t Worker::wait(ucs_status_ptr_t request)
 std::string Worker::serve(Channel &channel)
 {
     const auto deadline = Clock::now() + PATIENCE;
+    Idle idle;
     while (!channel.readable()) {
-        if (progress() == 0) {
-            if (sleeps_) {
-                sleep(PATIENCE, channel.fd());
-            } else {
-                sched_yield();
-            }
+        if (progress() > 0) {
+            idle.busy();
+        } else if (sleeps_) {
+            sleep(PATIENCE, channel.fd());
+        } else {
+            idle.round();
         }
         if (Clock::now() > deadline) {
             ADD_FAILURE() << "the other process says nothing";

@@ -149,6 +149,17 @@ struct Endpoint {
     unsigned errors = 0;         // calls of it
 };
 
+// What a loop of progress does in a round that found nothing: lets others run, and sleeps once that
+// has lasted a while, for many wait here at once.
+class Idle {
+public:
+    void busy() { rounds_ = 0; }
+    void round();
+
+private:
+    unsigned rounds_ = 0;
+};
+
 // A context with one worker. All waiting is bounded: after `patience` a test has failed.
 class Worker {
 public:
