@@ -45,12 +45,12 @@ enum JobWord : uint32_t {
     JOB_FLAGS,      // see below
     JOB_WORDS
 };
-// Words that are of their item's last chunk or of all others, and differ by nothing else.
+// Whether a word has a step from chunk to chunk (the others differ for the last chunk alone).
 ZIP_HOST_DEVICE constexpr bool steps_by_chunk(JobWord w)
 {
     return w <= JOB_PROGRESS;
 }
-// Words that differ by the same step from chunk to chunk.
+// The first word whose step from chunk to chunk is the same: so that it is multiplied once.
 ZIP_HOST_DEVICE constexpr JobWord chunk_step_of(JobWord w)
 {
     return w == JOB_CHUNK_DATA ? JOB_DATA : w > JOB_MANTISSA && w <= JOB_CHUNK ? JOB_MANTISSA : w;
@@ -140,14 +140,14 @@ static_assert(sizeof(Launch) <= 4096, "kernel arguments are at most 4 KiB on eve
 //       likewise, for launches whose tiles are all whole, not small and (encode) aligned to 16
 //       bytes: less code is faster code
 //   zip_encode_whole_<type>_<shape>, zip_decode_...
-//       for such launches of one item in the argument, whose type is known; a block of TILE_THREADS
-//       threads a tile
+//       a block of TILE_THREADS threads a tile, for launches of one item in the argument, whose
+//       type is known, with whole tiles that are not small and (decode) aligned to 16 bytes
 //   zip_encode_bytes, zip_decode_bytes
 //       blocks of TILE_THREADS threads
 //   zip_probe
 //       blocks of TILE_THREADS threads, one an item
-// But for zip_..._whole_... the blocks take the tiles in turn, whatever their number. A batch takes
-// a launch for each type and shape. driver.h says which exist.
+// But for zip_encode_whole_... and zip_decode_whole_... the blocks take the tiles in turn, whatever
+// their number. A batch takes a launch for each type and shape. driver.h says which exist.
 
 } // namespace zip::gpu
 #endif
