@@ -37,6 +37,9 @@ typedef enum zip_shape {
     ZIP_SHAPE_11238 = 2,   /* one exponent holds half of the values: uniform data, activations */
     ZIP_SHAPE_38 = 3,      /* fastest an SM, worse ratio: few SMs, very fast wires */
     ZIP_SHAPE_DENSE = 4,   /* best ratio, slower: slow wires */
+    ZIP_SHAPE_COLUMNS = 5, /* 22228 for matrices whose columns differ in scale (keys and values of
+                              attention) and are as many as divide 1024, or a multiple of that. Not
+                              for ZIP_DTYPE_FP64. No probe finds it */
     ZIP_SHAPE_LAST
 } zip_shape_t;
 
@@ -99,7 +102,7 @@ const char *zip_status_string(zip_status_t status);
 size_t zip_codec_bound(size_t length);
 
 /* What encoding `length` bytes will take on any encoder, a GPU's too: it cannot turn back and store
- * what does not gain, so the bound is up to 0.2% + 1 KiB above `length`. ZIP_DTYPE_AUTO: for the
+ * what does not gain, so the bound is up to 0.2% + 2 KiB above `length`. ZIP_DTYPE_AUTO: for the
  * worst type. Lengths above 2^50 are INVALID_PARAM. */
 zip_status_t zip_codec_plan(zip_coding_t coding, uint64_t length, zip_plan_t *plan_p);
 

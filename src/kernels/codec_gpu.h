@@ -5,7 +5,8 @@
  *
  * Nothing here allocates, frees, or waits for the device, but for open, close, queue_create and
  * queue_destroy. Encode, decode and probe put a kernel launch for each type and shape in the batch
- * (and, for long batches, one small copy before them) on the queue's stream and return.
+ * (to encode in shape columns two; and for long batches one small copy before them) on the queue's
+ * stream and return.
  *
  * Addresses are device addresses of memory that the GPU can reach: its own, pinned host memory that
  * is mapped under the same address (cuMemHostAlloc, cuMemHostRegister), a peer's. `data` has any

@@ -40,7 +40,8 @@ enum Shape : uint8_t {
     SHAPE_22228 = 1,
     SHAPE_11238 = 2,
     SHAPE_38 = 3,
-    SHAPE_DENSE = 4, // 2,1,1,1,1,2,2,8
+    SHAPE_DENSE = 4,   // 2,1,1,1,1,2,2,8
+    SHAPE_COLUMNS = 5, // 22228 of symbols that are told from a base a column
     SHAPES
 };
 
@@ -48,7 +49,6 @@ enum Shape : uint8_t {
 constexpr uint16_t FLAGS_OPTIONAL = 0x00ff;
 constexpr uint16_t FLAG_CHECKSUM = 0x0001;    // reserved: `checksum` is set
 constexpr uint16_t FLAG_REFERENCE = 0x0100;   // reserved: coded against `reference_version`
-constexpr uint16_t FLAG_COLUMNS = 0x0200;     // reserved: symbols differ by column
 constexpr uint16_t FLAG_SMALL_TILES = 0x0400; // groups of one block
 
 struct ChunkHeader {
@@ -139,6 +139,7 @@ ZIP_HOST_DEVICE constexpr ShapeTraits shape_traits(uint8_t shape)
 {
     switch (shape) {
     case SHAPE_22228:
+    case SHAPE_COLUMNS:
         return {4, {2, 2, 2, 2}, 12, {0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14}, 4, 4, 2};
     case SHAPE_11238:
         return {4, {1, 1, 2, 3}, 12, {0, 2, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14}, 4, 4, 2};
@@ -199,6 +200,19 @@ ZIP_HOST_DEVICE constexpr uint32_t fp64_base(uint32_t largest_exponent)
                    : largest_exponent - BASE_BELOW_LARGEST;
 }
 
+// Shape columns: a chunk's columns, one for each place in a block, whose bases are of a byte; and
+// of how many blocks an encoder takes the mean.
+constexpr uint32_t COLUMNS = BLOCK_VALUES;
+constexpr uint32_t COLUMN_SAMPLES = 16;
+// Number k (below column_samples()) of the sampled blocks of a chunk that has so many.
+ZIP_HOST_DEVICE constexpr uint32_t column_samples(uint64_t blocks)
+{
+    return blocks < COLUMN_SAMPLES ? uint32_t(blocks) : COLUMN_SAMPLES;
+}
+ZIP_HOST_DEVICE constexpr uint64_t column_sample(uint64_t blocks, uint32_t k)
+{
+    return blocks < COLUMN_SAMPLES ? k : k * blocks / COLUMN_SAMPLES;
+}
 // Symbols of a tile by rank index.
 struct TileSymbols {
     uint8_t symbol[TABLE_BYTES];
@@ -234,7 +248,8 @@ struct Coding {
 ZIP_HOST_DEVICE constexpr bool valid_coding(Coding c)
 {
     return type_traits(c.dtype).size != 0 && shape_traits(c.shape).levels != 0 &&
-           !(c.small_tiles && c.shape == SHAPE_DENSE);
+           !(c.small_tiles && c.shape == SHAPE_DENSE) &&
+           !(c.dtype == DTYPE_FP64 && c.shape == SHAPE_COLUMNS);
 }
 
 // Bytes of a value of a type that can be coded, else 0.
@@ -299,7 +314,7 @@ ZIP_HOST_DEVICE constexpr uint32_t coded_tail_words(uint32_t bits, uint32_t raws
 struct Layout {
     uint64_t values, trailing; // whole values; bytes behind them
     uint64_t groups, tiles;
-    uint64_t mantissa, low, low2, level1, counts, tile_headers, symbols, tail;
+    uint64_t columns, mantissa, low, low2, level1, counts, tile_headers, symbols, tail;
 };
 
 // The coding must be valid, `length` at most MAX_LENGTH.
@@ -320,6 +335,7 @@ ZIP_HOST_DEVICE constexpr Layout layout_of(Coding c, uint64_t length)
         at += div_up(bytes, SECTION_ALIGN) * SECTION_ALIGN;
         return start;
     };
+    l.columns = section(c.shape == SHAPE_COLUMNS ? COLUMNS : 0);
     l.mantissa = section(
             type.mantissa_is_bytes() ? l.values : plane_bytes(type.sign_mantissa_bits(), l.values));
     l.low = section(l.values * (type.low_bytes > 2 ? 2 : type.low_bytes));

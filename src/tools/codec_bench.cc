@@ -133,6 +133,12 @@ zip_coding_t coding_of(zip_dtype_t dtype, const std::string &shape, const std::s
     return coding;
 }
 
+bool can_be_coded(zip_coding_t coding)
+{
+    zip_plan_t plan;
+    return zip_codec_plan(coding, 0, &plan) == ZIP_OK;
+}
+
 BenchRow start_row(const CodecData &data, const char *where, const char *op,
                    const std::string &codec)
 {

@@ -385,6 +385,53 @@ struct GpuBench::State {
         }
     }
 
+    // The guess of each buffer's type, which is what the host's is of the same bytes. `ratio` is
+    // the one that it expects.
+    void measure_probe(const CodecData &data, const Buffers &originals, std::vector<BenchRow> &rows)
+    {
+        zip_probe_t expected{};
+        codec.check(zip_codec_probe(data.original, static_cast<size_t>(data.size), &expected),
+                    "probe on the host");
+        const auto count = static_cast<uint32_t>(originals.count());
+        const GpuQueue queue(codec, stream, count, 1);
+        const Buffer results(Memory::kDevice, count * sizeof(zip_probe_t));
+        std::vector<zip_gpu_item_t> items(count);
+        for (uint32_t i = 0; i < count; ++i) {
+            items[i].data = reinterpret_cast<void *>(originals.at(i));
+            items[i].data_size = originals.size();
+        }
+        for (const std::string &cache : caches) {
+            BenchRow row = gpu_row(data, "probe", "zip", cache);
+            const Times times = time(
+                    cache == "cold",
+                    [&] { stream.set_bytes(results.address(), kPoison, results.size()); },
+                    [&] {
+                        codec.check(codec.api().probe(queue.get(), items.data(), count,
+                                                      results.pointer<zip_probe_t>()),
+                                    "probe");
+                    },
+                    [&] {
+                        zip_probe_t found{};
+                        cuda::download(&found, results.address(), sizeof(found));
+                        if (found.dtype != expected.dtype || found.shape != expected.shape ||
+                            found.ratio != expected.ratio) {
+                            throw Error("a probe of " + format_size(data.size) + " found " +
+                                                coding_text(found.dtype, found.shape) +
+                                                " on the GPU, but " +
+                                                coding_text(expected.dtype, expected.shape) +
+                                                " or another ratio on the host",
+                                        kExitMismatch);
+                        }
+                    });
+            row.picked = coding_text(expected.dtype, expected.shape);
+            row.ratio = static_cast<double>(expected.ratio);
+            set_times(row, times.us, originals.bytes());
+            row.host_us_median = summarize(times.host_us).median;
+            row.verified = true;
+            rows.push_back(row);
+        }
+    }
+
     void measure_zip(const CodecData &data, const ZipPoint &point, const Buffers &originals,
                      const Buffers &restored, const Buffers *addends, const Buffers *sums,
                      std::vector<BenchRow> &rows);
@@ -798,10 +845,16 @@ void GpuBench::measure(const CodecData &data, std::vector<BenchRow> &rows)
     if (wants(options.ops, "copy")) {
         s.measure_copy(data, originals, restored, rows);
     }
+    if (wants(options.ops, "probe")) {
+        s.measure_probe(data, originals, rows);
+    }
+    if (!wants(options.ops, "encode") && !wants(options.ops, "decode") && !add) {
+        return;
+    }
     for (const std::string &chunk : options.chunks) {
         for (const std::string &shape : options.shapes) {
             for (const std::string &tiles : options.tiles) {
-                if (shape == "dense" && tiles == "small") {
+                if (!can_be_coded(coding_of(data.dtype, shape, tiles))) {
                     continue;
                 }
                 for (const unsigned max_sms : options.max_sms) {

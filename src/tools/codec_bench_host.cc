@@ -398,7 +398,7 @@ void HostBench::measure(const CodecData &data, std::vector<BenchRow> &rows)
         }
         for (const std::string &shape : options.shapes) {
             for (const std::string &tiles : options.tiles) {
-                if (shape == "dense" && tiles == "small") {
+                if (!can_be_coded(coding_of(data.dtype, shape, tiles))) {
                     continue;
                 }
                 for (const std::string &simd : options.simd) {

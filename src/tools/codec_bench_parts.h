@@ -33,6 +33,8 @@ inline constexpr uint8_t kPoison = 0xa5;
 
 // Coding of a named type and shape; "auto" leaves both to the encoder.
 zip_coding_t coding_of(zip_dtype_t dtype, const std::string &shape, const std::string &tiles);
+// Not all types, shapes and tiles go together.
+bool can_be_coded(zip_coding_t coding);
 
 // A row with everything that is known before it is measured.
 BenchRow start_row(const CodecData &data, const char *where, const char *op,

@@ -91,11 +91,10 @@ void add_codec(CLI::App &app, tools::CodecOptions &options)
             ->check(CLI::IsMember({"bf16", "fp32", "fp16", "fp64", "e4m3", "e5m2"}))
             ->capture_default_str();
     codec->add_option("--shape", options.shapes,
-                      "Shapes: default, 22228, 11238, 38, dense, or auto: the encoder looks for "
-                      "type and "
-                      "shape itself")
+                      "Shapes: default, 22228, 11238, 38, dense, columns, or auto: the encoder "
+                      "looks for type and shape itself")
             ->delimiter(',')
-            ->check(CLI::IsMember({"default", "22228", "11238", "38", "dense", "auto"}))
+            ->check(CLI::IsMember({"default", "22228", "11238", "38", "dense", "columns", "auto"}))
             ->capture_default_str();
     codec->add_option("--tiles", options.tiles, "Tiles: default, small (for short buffers)")
             ->delimiter(',')
@@ -116,9 +115,9 @@ void add_codec(CLI::App &app, tools::CodecOptions &options)
             ->delimiter(',');
     codec->add_option("--op", options.ops,
                       "Operations: encode, decode, copy (of the original), and on a GPU add "
-                      "(decode and add)")
+                      "(decode and add) and probe (guess of the type)")
             ->delimiter(',')
-            ->check(CLI::IsMember({"encode", "decode", "add", "copy"}))
+            ->check(CLI::IsMember({"encode", "decode", "add", "copy", "probe"}))
             ->capture_default_str();
     codec->add_option("--chunk", options.chunks,
                       "Original bytes of a chunk, a multiple of 16; 0: the buffer is one chunk")

@@ -28,7 +28,8 @@ public:
     const zip_gpu_api_t &api() const override { return api_; }
     uint32_t multiprocessors() const override { return gpu::CpuDriver::MULTIPROCESSORS; }
     bool slow() const override { return true; }
-    void *allocate(size_t size, bool) override
+    bool has_peer() const override { return false; }
+    void *allocate(size_t size, Memory) override
     {
         void *memory = nullptr;
         if (posix_memalign(&memory, 16, size != 0 ? size : 1) != 0)
@@ -63,6 +64,9 @@ private:
 struct CudaFunctions {
     int (*cuInit)(unsigned);
     int (*cuDeviceGet)(int *, int);
+    int (*cuDeviceGetCount)(int *);
+    int (*cuDeviceCanAccessPeer)(int *, int, int);
+    int (*cuCtxEnablePeerAccess)(void *, unsigned);
     int (*cuDevicePrimaryCtxRetain)(void **, int);
     int (*cuCtxSetCurrent)(void *);
     int (*cuDeviceGetAttribute)(int *, int, int);
@@ -89,6 +93,9 @@ struct CudaFunctions {
     }
         ZIP_FIND(cuInit)
         ZIP_FIND(cuDeviceGet)
+        ZIP_FIND(cuDeviceGetCount)
+        ZIP_FIND(cuDeviceCanAccessPeer)
+        ZIP_FIND(cuCtxEnablePeerAccess)
         ZIP_FIND(cuDevicePrimaryCtxRetain)
         ZIP_FIND(cuCtxSetCurrent)
         ZIP_FIND(cuDeviceGetAttribute)
@@ -153,33 +160,39 @@ public:
             return nullptr;
         auto *back_end = new Cuda(cuda, *api, uint32_t(multiprocessors));
         back_end->gpu_ = gpu;
+        back_end->context_ = context;
+        back_end->find_peer(device);
         return back_end;
     }
 
     const zip_gpu_api_t &api() const override { return api_; }
     uint32_t multiprocessors() const override { return multiprocessors_; }
     bool slow() const override { return false; }
-    void *allocate(size_t size, bool pinned) override
+    bool has_peer() const override { return peer_ != nullptr; }
+    void *allocate(size_t size, Memory memory) override
     {
         const Bytes guards(size + 2 * GUARD, GUARD_BYTE);
         void *base = nullptr;
-        if (pinned) {
+        if (memory == Memory::PINNED) {
             EXPECT_EQ(0, cuda_.cuMemHostAlloc(&base, guards.size(), HOST_PORTABLE_MAPPED));
             memcpy(base, guards.data(), guards.size());
         } else {
             uint64_t address = 0;
+            if (memory == Memory::PEER)
+                EXPECT_EQ(0, cuda_.cuCtxSetCurrent(peer_));
             EXPECT_EQ(0, cuda_.cuMemAlloc_v2(&address, guards.size()));
+            EXPECT_EQ(0, cuda_.cuCtxSetCurrent(context_));
             EXPECT_EQ(0, cuda_.cuMemcpyHtoD_v2(address, guards.data(), guards.size()));
             base = reinterpret_cast<void *>(address);
         }
-        void *memory = static_cast<uint8_t *>(base) + GUARD;
-        memory_[memory] = {size, pinned};
-        return memory;
+        void *start = static_cast<uint8_t *>(base) + GUARD;
+        blocks_[start] = {size, memory};
+        return start;
     }
     void free(void *memory) override
     {
-        const auto [size, pinned] = memory_.at(memory);
-        memory_.erase(memory);
+        const auto [size, kind] = blocks_.at(memory);
+        blocks_.erase(memory);
         uint8_t *base = static_cast<uint8_t *>(memory) - GUARD;
         Bytes guards(GUARD);
         for (size_t at : {size_t(0), GUARD + size}) {
@@ -188,8 +201,8 @@ public:
                     << "somebody wrote " << (at == 0 ? "before" : "behind") << " a buffer of "
                     << size << " bytes";
         }
-        EXPECT_EQ(0, pinned ? cuda_.cuMemFreeHost(base)
-                            : cuda_.cuMemFree_v2(reinterpret_cast<uint64_t>(base)));
+        EXPECT_EQ(0, kind == Memory::PINNED ? cuda_.cuMemFreeHost(base)
+                                            : cuda_.cuMemFree_v2(reinterpret_cast<uint64_t>(base)));
     }
     void to_device(void *device, const void *host, size_t size) override
     {
@@ -210,19 +223,36 @@ public:
     }
 
 private:
-    struct Memory {
+    struct Block {
         size_t size;
-        bool pinned;
+        Memory memory;
     };
     Cuda(const CudaFunctions &cuda, const zip_gpu_api_t &api, uint32_t multiprocessors)
         : cuda_(cuda), api_(api), multiprocessors_(multiprocessors)
     {
     }
 
+    // The first other device whose memory this one reaches.
+    void find_peer(int device)
+    {
+        int count = 0;
+        EXPECT_EQ(0, cuda_.cuDeviceGetCount(&count));
+        for (int i = 0; i < count && peer_ == nullptr; ++i) {
+            int other = 0, reached = 0;
+            EXPECT_EQ(0, cuda_.cuDeviceGet(&other, i));
+            if (other == device || cuda_.cuDeviceCanAccessPeer(&reached, device, other) != 0 ||
+                reached == 0)
+                continue;
+            EXPECT_EQ(0, cuda_.cuDevicePrimaryCtxRetain(&peer_, other));
+            EXPECT_EQ(0, cuda_.cuCtxEnablePeerAccess(peer_, 0));
+        }
+    }
+
     const CudaFunctions cuda_;
     const zip_gpu_api_t &api_;
+    void *context_ = nullptr, *peer_ = nullptr;
     uint32_t multiprocessors_;
-    std::map<void *, Memory> memory_;
+    std::map<void *, Block> blocks_;
 };
 
 } // namespace

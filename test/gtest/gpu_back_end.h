@@ -14,6 +14,8 @@
 
 namespace zip::test {
 
+enum class Memory { DEVICE, PINNED, PEER };
+
 class BackEnd {
 public:
     // "shim32" and "shim64" run the kernels on the CPU, "cuda" on a GPU. One of each kind is made,
@@ -27,9 +29,12 @@ public:
     // How much a test may do: on a CPU a launch takes thousands of times as long.
     virtual bool slow() const = 0;
 
+    // Whether there is another GPU whose memory this one reaches.
+    virtual bool has_peer() const = 0;
+
     // Memory of exactly that size, aligned to 16 bytes: what is done beside it is found, at once or
     // when it is freed. Pinned memory can be read by the host too.
-    virtual void *allocate(size_t size, bool pinned) = 0;
+    virtual void *allocate(size_t size, Memory memory) = 0;
     virtual void free(void *memory) = 0;
     virtual void to_device(void *device, const void *host, size_t size) = 0;
     virtual void to_host(void *host, const void *device, size_t size) = 0;
@@ -43,14 +48,15 @@ protected:
 // `size` bytes that begin `offset` bytes behind a multiple of 16.
 class DeviceMemory {
 public:
-    DeviceMemory(BackEnd &back_end, size_t size, size_t offset = 0, bool pinned = false)
+    DeviceMemory(BackEnd &back_end, size_t size, size_t offset = 0, Memory memory = Memory::DEVICE)
         : back_end_(back_end),
-          base_(static_cast<uint8_t *>(back_end.allocate(size + offset, pinned))), offset_(offset),
+          base_(static_cast<uint8_t *>(back_end.allocate(size + offset, memory))), offset_(offset),
           size_(size)
     {
     }
-    DeviceMemory(BackEnd &back_end, const Bytes &content, size_t offset = 0)
-        : DeviceMemory(back_end, content.size(), offset)
+    DeviceMemory(BackEnd &back_end, const Bytes &content, size_t offset = 0,
+                 Memory memory = Memory::DEVICE)
+        : DeviceMemory(back_end, content.size(), offset, memory)
     {
         back_end.to_device(get(), content.data(), content.size());
     }

@@ -443,6 +443,10 @@ TEST(CodecHeader, refuses_what_it_does_not_know)
     h.flags = format::FLAG_SMALL_TILES;
     EXPECT_EQ(ZIP_ERR_CORRUPT, try_header(h));
     h = good;
+    h.shape = format::SHAPE_COLUMNS;
+    h.dtype = format::DTYPE_FP64;
+    EXPECT_EQ(ZIP_ERR_CORRUPT, try_header(h));
+    h = good;
     h.dtype = format::DTYPE_BYTES; // stored, but with a shape
     EXPECT_EQ(ZIP_ERR_CORRUPT, try_header(h));
     h = good;

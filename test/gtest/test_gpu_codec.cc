@@ -9,7 +9,6 @@
 #include <gtest/gtest.h>
 #include <iterator>
 
-#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -199,7 +198,7 @@ protected:
         std::vector<std::unique_ptr<DeviceMemory>> data, chunks, progress;
         std::vector<uint64_t> strides;
         for (const Original &o : originals) {
-            data.push_back(std::make_unique<DeviceMemory>(*back_end_, o.bytes, o.offset));
+            data.push_back(std::make_unique<DeviceMemory>(*back_end_, o.bytes, o.offset, data_in_));
             zip_plan_t full{}, last{};
             const size_t count = pieces(o), last_length = piece(o, count - 1).size();
             EXPECT_EQ(ZIP_OK,
@@ -207,9 +206,10 @@ protected:
             EXPECT_EQ(ZIP_OK, zip_codec_plan(o.coding, last_length, &last));
             const uint64_t stride = up_to_16(full.bound);
             strides.push_back(stride);
-            chunks.push_back(
-                    std::make_unique<DeviceMemory>(*back_end_, (count - 1) * stride + last.bound));
-            progress.push_back(std::make_unique<DeviceMemory>(*back_end_, 8 * count, 0, true));
+            chunks.push_back(std::make_unique<DeviceMemory>(
+                    *back_end_, (count - 1) * stride + last.bound, 0, chunks_in_));
+            progress.push_back(
+                    std::make_unique<DeviceMemory>(*back_end_, 8 * count, 0, Memory::PINNED));
             items.push_back({o.coding, ZIP_GPU_STORE, data.back()->get(), o.bytes.size(),
                              chunks.back()->get(), o.chunk_length, stride, last.bound,
                              reinterpret_cast<uint64_t *>(progress.back()->get())});
@@ -257,7 +257,7 @@ protected:
             const Chunks &c = all[i];
             data.push_back(std::make_unique<DeviceMemory>(
                     *back_end_, before != nullptr ? (*before)[i] : Bytes(o.bytes.size(), 0xcd),
-                    o.offset));
+                    o.offset, data_in_));
             uint64_t stride = 0;
             for (const Bytes &chunk : c)
                 stride = std::max<uint64_t>(stride, up_to_16(chunk.size()));
@@ -266,8 +266,9 @@ protected:
                 joined.resize(k * stride, 0x5b);
                 joined.insert(joined.end(), c[k].begin(), c[k].end());
             }
-            chunks.push_back(std::make_unique<DeviceMemory>(*back_end_, joined));
-            progress.push_back(std::make_unique<DeviceMemory>(*back_end_, 8 * c.size(), 0, true));
+            chunks.push_back(std::make_unique<DeviceMemory>(*back_end_, joined, 0, chunks_in_));
+            progress.push_back(
+                    std::make_unique<DeviceMemory>(*back_end_, 8 * c.size(), 0, Memory::PINNED));
             items.push_back({o.coding, before != nullptr ? ZIP_GPU_ADD : ZIP_GPU_STORE,
                              data.back()->get(), o.bytes.size(), chunks.back()->get(),
                              o.chunk_length, stride, c.back().size(),
@@ -325,11 +326,21 @@ protected:
     const zip_gpu_api_t *api_ = nullptr;
     zip_gpu_queue_t *queue_ = nullptr;
     uint16_t seq_ = 100;
+    Memory data_in_ = Memory::DEVICE, chunks_in_ = Memory::DEVICE;
 };
 INSTANTIATE_TEST_SUITE_P(On, GpuCodec, testing::Values("shim32", "shim64", "cuda"),
                          [](const auto &p) { return p.param; });
 
-constexpr zip_shape_t SHAPES[] = {ZIP_SHAPE_22228, ZIP_SHAPE_11238, ZIP_SHAPE_38, ZIP_SHAPE_DENSE};
+// All that a type can have.
+std::vector<zip_shape_t> shapes_of(zip_dtype_t dtype)
+{
+    std::vector<zip_shape_t> shapes;
+    for (uint8_t shape = format::SHAPE_22228; shape < format::SHAPES; ++shape) {
+        if (format::valid_coding({uint8_t(dtype), shape, false}))
+            shapes.push_back(zip_shape_t(shape));
+    }
+    return shapes;
+}
 
 Original original(zip_coding_t coding, Data data, size_t length, size_t offset = 0,
                   uint64_t chunk_length = 0)
@@ -369,7 +380,7 @@ protected:
     void lengths_and_alignments(zip_dtype_t dtype)
     {
         constexpr size_t OFFSETS[] = {0, 1, 2, 4, 8, 15, 3, 12};
-        for (zip_shape_t shape : SHAPES) {
+        for (zip_shape_t shape : shapes_of(dtype)) {
             for (uint32_t small = 0; small < (shape == ZIP_SHAPE_DENSE ? 1u : 2u); ++small) {
                 const zip_coding_t coding{dtype, shape, small};
                 std::vector<Original> batch;
@@ -387,7 +398,7 @@ protected:
     }
     void kinds_of_data(zip_dtype_t dtype)
     {
-        for (zip_shape_t shape : SHAPES) {
+        for (zip_shape_t shape : shapes_of(dtype)) {
             const zip_coding_t coding{dtype, shape, 0};
             const size_t tile = format::tile_values(format_coding(coding)) * zip_dtype_size(dtype);
             std::vector<Original> batch;
@@ -545,6 +556,30 @@ TEST_P(GpuCodec, AFullTableOfOneTypesItems)
     round_trip(batch);
 }
 
+TEST_P(GpuCodec, OriginalsAndChunksInAnyMemory)
+{
+    if (back_end_->slow())
+        GTEST_SKIP() << "memory is memory here";
+    std::vector<Memory> memories = {Memory::DEVICE, Memory::PINNED};
+    if (back_end_->has_peer())
+        memories.push_back(Memory::PEER);
+    std::vector<Original> batch;
+    for (const zip_coding_t &coding : all_codings())
+        batch.push_back(original(coding, Data::NORMAL, 70001));
+    batch.push_back(original({ZIP_DTYPE_BYTES, ZIP_SHAPE_DEFAULT, 0}, Data::NORMAL, 40000));
+    batch.back().chunk_length = 16384;
+    for (Memory data : memories) {
+        for (Memory chunks : memories) {
+            data_in_ = data;
+            chunks_in_ = chunks;
+            round_trip(batch);
+            for (zip_shape_t shape : {ZIP_SHAPE_22228, ZIP_SHAPE_38}) // one item, whole tiles
+                round_trip({original({ZIP_DTYPE_BF16, shape, 0}, Data::NORMAL, 32768)});
+        }
+    }
+    RecordProperty("peer", back_end_->has_peer());
+}
+
 TEST_P(GpuCodec, SeveralChunksAnItem)
 {
     std::vector<Original> batch;
@@ -579,7 +614,7 @@ TEST_P(GpuCodec, WholeTilesAlone)
     // these have kernels of their own: a launch for each type and shape
     for (zip_dtype_t dtype : {ZIP_DTYPE_BF16, ZIP_DTYPE_FP32, ZIP_DTYPE_FP16, ZIP_DTYPE_FP64,
                               ZIP_DTYPE_E4M3, ZIP_DTYPE_E5M2}) {
-        for (zip_shape_t shape : SHAPES) {
+        for (zip_shape_t shape : shapes_of(dtype)) {
             const zip_coding_t coding{dtype, shape, 0};
             const size_t tile = format::tile_values(format_coding(coding)) * zip_dtype_size(dtype);
             for (uint32_t sms : {0u, 2u}) {
@@ -668,7 +703,7 @@ TEST_P(GpuCodec, AddsToWhatIsThere)
     std::vector<Chunks> chunks;
     for (zip_dtype_t dtype : {ZIP_DTYPE_BF16, ZIP_DTYPE_FP16, ZIP_DTYPE_FP32}) {
         const size_t size = zip_dtype_size(dtype);
-        for (zip_shape_t shape : SHAPES) {
+        for (zip_shape_t shape : shapes_of(dtype)) {
             for (Data data : {Data::NORMAL, Data::RANDOM_BITS, Data::DENORMAL, Data::RAMP}) {
                 const size_t n = batch.size();
                 const size_t length = (8192 * (1 + n % 3) + n % 5 * 111) * size;
@@ -869,7 +904,7 @@ TEST_P(GpuHostile, Headers)
     with([](auto &h) { h.version = 2; });
     for (uint8_t dtype : {0, 2, 3, 4, 5, 6, 7, 255})
         with([=](auto &h) { h.dtype = dtype; });
-    for (uint8_t shape : {0, 2, 3, 4, 5, 255})
+    for (uint8_t shape : {0, 2, 3, 4, 5, 6, 255})
         with([=](auto &h) { h.shape = shape; });
     for (uint8_t units : {0, 2, 4, 255})
         with([=](auto &h) { h.header_units = units; });
@@ -1090,7 +1125,7 @@ TEST_P(GpuCodec, ProbesAsTheHostDoes)
     }
     for (size_t first = 0; first < items.size(); first += 50) {
         const size_t count = std::min<size_t>(50, items.size() - first);
-        DeviceMemory results(*back_end_, count * sizeof(zip_probe_t), 0, true);
+        DeviceMemory results(*back_end_, count * sizeof(zip_probe_t), 0, Memory::PINNED);
         ASSERT_EQ(ZIP_OK, api_->probe(queue_, items.data() + first, count,
                                       reinterpret_cast<zip_probe_t *>(results.get())));
         EXPECT_EQ("", back_end_->wait(api_->queue_stream(queue_)));

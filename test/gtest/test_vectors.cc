@@ -223,8 +223,9 @@ TEST(Vectors, cover_every_type_shape_and_rule)
     wanted = {"bytes stored", "bf16 small", "fp32 small", "e4m3 small", "e5m2 small"};
     for (int dtype = ZIP_DTYPE_BF16; dtype < ZIP_DTYPE_LAST; ++dtype) {
         for (int shape = ZIP_SHAPE_22228; shape < ZIP_SHAPE_LAST; ++shape)
-            wanted.insert(std::string(zip_dtype_name(zip_dtype_t(dtype))) + " " +
-                          zip_shape_name(zip_shape_t(shape)));
+            if (zip::format::valid_coding({uint8_t(dtype), uint8_t(shape), false}))
+                wanted.insert(std::string(zip_dtype_name(zip_dtype_t(dtype))) + " " +
+                              zip_shape_name(zip_shape_t(shape)));
     }
     for (const std::string &coding : wanted)
         EXPECT_TRUE(codings.contains(coding)) << coding;

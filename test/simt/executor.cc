@@ -9,11 +9,11 @@
 #include <map>
 #include <memory>
 #include <numeric>
-#include <random>
 #include <string_view>
 #include <vector>
 
 #include "simt/fibre.h"
+#include "splitmix64.h"
 
 namespace zip::simt::cpu {
 
@@ -58,10 +58,12 @@ const char *name_of(Collective op)
         return "ballot";
     case Collective::SHUFFLE:
         return "shuffle";
-    case Collective::SHUFFLE_UP:
-        return "shuffle_up";
+    case Collective::ADD_UP:
+        return "add_up";
     case Collective::SHUFFLE_XOR:
         return "shuffle_xor";
+    case Collective::MAX_ALL:
+        return "max_all";
     }
     return "?";
 }
@@ -433,8 +435,13 @@ private:
             case Collective::SHUFFLE:
                 thread.result = group.value[argument % LANES];
                 break;
-            case Collective::SHUFFLE_UP:
-                thread.result = group.value[argument <= lane ? lane - argument : lane];
+            case Collective::ADD_UP:
+                thread.result = group.value[lane];
+                if (argument <= lane)
+                    thread.result += group.value[lane - argument];
+                break;
+            case Collective::MAX_ALL:
+                thread.result = *std::max_element(std::begin(group.value), std::end(group.value));
                 break;
             case Collective::SHUFFLE_XOR:
                 thread.result = group.value[(lane ^ argument) % LANES];
@@ -488,7 +495,7 @@ private:
     const KernelEntry &kernel_;
     const gpu::Launch launch_;
     const Machine machine_;
-    std::mt19937_64 random_;
+    test::SplitMix64 random_; // asked at every switch, and seeded at every launch
     std::vector<uint32_t> order_;
     uint32_t threads_;
     size_t next_block_ = 0, ended_blocks_ = 0;

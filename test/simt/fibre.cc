@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <unistd.h>
+#include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
 #define FIBRE_ASAN 1
@@ -26,6 +27,40 @@ namespace zip::simt::cpu {
 namespace {
 
 constexpr size_t STACK = 256 * 1024; // of addresses: only touched pages take memory
+
+// Stacks, each above an inaccessible page. Those given back are kept for the next launch.
+class Stacks {
+public:
+    Stacks() = default;
+    ~Stacks()
+    {
+        for (char *stack : kept_)
+            munmap(stack - page_, page_ + STACK);
+    }
+    Stacks(const Stacks &) = delete;
+    Stacks &operator=(const Stacks &) = delete;
+
+    char *take()
+    {
+        if (!kept_.empty()) {
+            char *stack = kept_.back();
+            kept_.pop_back();
+            return stack;
+        }
+        void *map = mmap(nullptr, page_ + STACK, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+        if (map == MAP_FAILED)
+            throw std::bad_alloc();
+        mprotect(map, page_, PROT_NONE);
+        return static_cast<char *>(map) + page_;
+    }
+    void give(char *stack) { kept_.push_back(stack); }
+
+private:
+    const size_t page_ = size_t(sysconf(_SC_PAGESIZE));
+    std::vector<char *> kept_;
+};
+thread_local Stacks stacks;
 
 #if defined(__x86_64__)
 
@@ -122,19 +157,12 @@ void Fibre::State::trampoline()
 
 Fibre::Fibre() : state_(new State)
 {
-    const size_t guard = size_t(sysconf(_SC_PAGESIZE));
-    void *map = mmap(nullptr, guard + STACK, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
-    if (map == MAP_FAILED)
-        throw std::bad_alloc();
-    mprotect(map, guard, PROT_NONE);
-    state_->stack = static_cast<char *>(map) + guard;
+    state_->stack = stacks.take();
 }
 
 Fibre::~Fibre()
 {
-    const size_t guard = size_t(sysconf(_SC_PAGESIZE));
-    munmap(state_->stack - guard, guard + STACK);
+    stacks.give(state_->stack);
 }
 
 void Fibre::start(void (*entry)(void *), void *argument)

@@ -3,5 +3,5 @@
 #define ZIP_KERNEL_TYPE bf16
 #define ZIP_KERNEL_DTYPE BF16
 #define ZIP_KERNEL_BLOCKS 8
-#define ZIP_KERNEL_WHOLE
+#define ZIP_KERNEL_COMMON
 #include "kernels/gpu/kernels.h"

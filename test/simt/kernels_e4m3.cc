@@ -3,5 +3,5 @@
 #define ZIP_KERNEL_TYPE e4m3
 #define ZIP_KERNEL_DTYPE E4M3
 #define ZIP_KERNEL_BLOCKS 8
-#define ZIP_KERNEL_WHOLE
+#define ZIP_KERNEL_COMMON
 #include "kernels/gpu/kernels.h"

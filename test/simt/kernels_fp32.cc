@@ -3,5 +3,5 @@
 #define ZIP_KERNEL_TYPE fp32
 #define ZIP_KERNEL_DTYPE FP32
 #define ZIP_KERNEL_BLOCKS 8
-#define ZIP_KERNEL_WHOLE
+#define ZIP_KERNEL_COMMON
 #include "kernels/gpu/kernels.h"

@@ -28,7 +28,7 @@ using nlohmann::json;
 using tools::Values;
 
 // What the codec below does wrong.
-enum class Fault { kNone, kFlippedBit, kNoProgress, kWrongSum, kNoChunk };
+enum class Fault { kNone, kFlippedBit, kNoProgress, kWrongSum, kNoChunk, kWrongProbe };
 Fault fault = Fault::kNone;
 
 // ------------------------------------------------------------ the host codec behind the GPU's
@@ -136,8 +136,14 @@ const zip_gpu_api_t host_api = {
         [](zip_gpu_queue_t *, const zip_gpu_item_t *items, size_t count, zip_gpu_launch_t launch) {
             return run(items, count, launch, decode_piece);
         },
-        [](zip_gpu_queue_t *, const zip_gpu_item_t *, size_t, zip_probe_t *) {
-            return ZIP_ERR_UNSUPPORTED;
+        [](zip_gpu_queue_t *, const zip_gpu_item_t *items, size_t count, zip_probe_t *results) {
+            for (size_t i = 0; i < count; ++i) {
+                zip_codec_probe(items[i].data, items[i].data_size, results + i);
+            }
+            if (fault == Fault::kWrongProbe) {
+                results[0].ratio += 0.01F;
+            }
+            return ZIP_OK;
         },
 };
 
@@ -174,6 +180,10 @@ zip_gpu_api_t kernels_api()
     api.decode = [](zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count,
                     zip_gpu_launch_t launch) {
         return finish_kernels(kernels().decode(queue, items, count, launch), queue);
+    };
+    api.probe = [](zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count,
+                   zip_probe_t *results) {
+        return finish_kernels(kernels().probe(queue, items, count, results), queue);
     };
     return api;
 }
@@ -521,10 +531,41 @@ TEST_F(CodecBenchGpu, odd_sizes_places_and_batches_stay_inside_their_memory)
 TEST_F(CodecBenchGpu, every_type_and_shape_is_taken)
 {
     options.dtypes = {"bf16", "fp32", "fp16", "fp64", "e4m3", "e5m2"};
-    options.shapes = {"default", "11238", "38", "dense", "auto"};
+    options.shapes = {"default", "11238", "38", "dense", "columns", "auto"};
     options.tiles = {"default", "small"};
     options.ops = {"encode", "decode"};
-    EXPECT_EQ(run().size(), 6U * 9 * 2); // no small tiles with dense
+    EXPECT_EQ(run().size(), (6U * 9 + 5 * 2) * 2); // no small tiles with dense, no fp64 by columns
+}
+
+TEST_F(CodecBenchGpu, a_probe_is_the_hosts)
+{
+    options.gpu_codec = "kernels on the CPU";
+    options.sizes = "17,100K";
+    options.data = {"uniform", "random"};
+    options.ops = {"probe"};
+    options.batch = 2;
+    const json rows = run();
+    ASSERT_EQ(rows.size(), 4U);
+    std::vector<std::string> picked;
+    for (const json &row : rows) {
+        EXPECT_EQ(row["op"], "probe");
+        EXPECT_EQ(row["verified"], true);
+        EXPECT_GT(row["us_median"].get<double>(), 0);
+        if (row["size"] == 102400) {
+            picked.push_back(row["picked"]);
+        }
+    }
+    EXPECT_EQ(picked, (std::vector<std::string>{"bf16/11238", "bytes"}));
+}
+
+TEST_F(CodecBenchGpu, a_wrong_probe_is_found)
+{
+    options.ops = {"probe"};
+    EXPECT_EQ(run().size(), 1U);
+    fault = Fault::kWrongProbe;
+    EXPECT_EQ(failure(), tools::kExitMismatch);
+    EXPECT_NE(message.find("a probe of 256 KiB found bf16/22228 on the GPU"), std::string::npos)
+            << message;
 }
 
 TEST_F(CodecBenchGpu, the_kernels_are_driven_as_they_want)

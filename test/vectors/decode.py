@@ -44,8 +44,10 @@ SHAPES = {
     3: Shape("38", (3,), 4, 2, 1, ((8, 9, 10, 11, 12, 13, 14),)),
     4: Shape("dense", (2, 1, 1, 1, 1, 2, 2), 1, 16, 0,
              ((0, 1, 2), (4,), (5,), (6,), (7,), (8, 9, 10), (12, 13, 14))),
+    5: Shape("columns", (2, 2, 2, 2), 4, 2, 4, ((0, 1, 2), (4, 5, 6), (8, 9, 10), (12, 13, 14))),
 }
-DENSE = 4
+DENSE, COLUMNS = 4, 5
+FP64 = 4
 
 SMALL_TILES = 0x0400  # section 9; of the upper byte's flags version 1 has this one
 HEADER = struct.Struct("<HBBBBHQQQQ8s")  # section 1
@@ -105,6 +107,8 @@ class Decoder:
             raise Refused(4, "coded chunk without a shape")
         if self.shape_id == DENSE and self.flags & SMALL_TILES:
             raise Refused(4, "shape dense with small tiles")
+        if self.shape_id == COLUMNS and self.dtype == FP64:
+            raise Refused(4, "shape columns with fp64")
         if self.length > 2**50:
             raise Refused(4, "coded chunk of more than 2^50 bytes")
         if self.tail_length % 4:
@@ -121,6 +125,9 @@ class Decoder:
             first = tile * self.tile_values
             count = min(self.tile_values, self.n - first)
             self.decode_tile(tile, exponents[first:first + count])
+        if self.shape_id == COLUMNS:  # section 6
+            bases = np.frombuffer(self.section["COLUMNS"], np.uint8)[np.arange(self.n) % BLOCK]
+            exponents = exponents + bases & 2**self.type.e - 1
         return self.join(exponents)
 
     def lay_out(self):
@@ -134,6 +141,7 @@ class Decoder:
         self.tiles = -(-n // self.tile_values)
         words, k = -(-n // 32), 1 + t.m
         sizes = {
+            "COLUMNS": BLOCK if self.shape_id == COLUMNS else 0,
             "MANTISSA": n if k == 8 else 4 * k * words,
             "LOW": min(t.low, 2) * n,
             "LOW2": max(t.low - 2, 0) * n,
@@ -176,7 +184,7 @@ class Decoder:
             at += 32 * words
 
     def decode_tile(self, tile, out):
-        """Writes the exponents of a tile to out."""
+        """Writes the exponents of a tile to out; in shape columns its symbols."""
         shape, w1 = self.shape, self.shape.widths[0]
         blocks = self.blocks(len(out))
         groups = -(-len(blocks) // self.group_blocks)

@@ -18,6 +18,7 @@
 #include "kernels/codec.h"
 #include "kernels/cpu/internal.h"
 #include "kernels/format.h"
+#include "splitmix64.h"
 #include "vectors/sha256.h"
 #include "gtest/chunk_tiles.h"
 
@@ -27,21 +28,7 @@ namespace {
 using Bytes = std::vector<uint8_t>;
 using Json = nlohmann::ordered_json;
 
-// splitmix64 (Steele, Lea, Flood, 2014): the same numbers everywhere.
-class Random {
-public:
-    explicit Random(uint64_t seed) : state_(seed) {}
-    uint64_t operator()()
-    {
-        uint64_t z = state_ += 0x9e3779b97f4a7c15;
-        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-        z = (z ^ z >> 27) * 0x94d049bb133111eb;
-        return z ^ z >> 31;
-    }
-
-private:
-    uint64_t state_;
-};
+using Random = SplitMix64;
 
 // The exponent of value i.
 using Exponents = std::function<uint32_t(uint32_t i, Random &random)>;
@@ -74,6 +61,16 @@ Exponents any(uint8_t dtype)
 Exponents one_of(const std::vector<uint32_t> &exponents)
 {
     return [exponents](uint32_t, Random &random) { return exponents[random() % exponents.size()]; };
+}
+
+// A bell whose place is another for each column.
+Exponents by_column(uint8_t dtype)
+{
+    const uint32_t e = format::type_traits(dtype).exponent_bits;
+    return [e](uint32_t i, Random &random) {
+        const uint32_t below = uint32_t(std::countr_zero(random() | uint64_t(1) << 57));
+        return (i % format::COLUMNS * 7 - below) & ((1u << e) - 1);
+    };
 }
 
 // Half of the values have one exponent, the others 20 that are equally frequent: more than a table
@@ -264,7 +261,9 @@ std::string name_of(format::Coding c)
 void types_and_shapes(Vectors &v)
 {
     for (uint8_t dtype = BF16; dtype <= E5M2; ++dtype) {
-        for (uint8_t shape = format::SHAPE_22228; shape <= format::SHAPE_DENSE; ++shape) {
+        for (uint8_t shape = format::SHAPE_22228; shape < format::SHAPES; ++shape) {
+            if (!format::valid_coding({dtype, shape, false}))
+                continue;
             // To keep the folder small, types of 4 and 8 bytes show one whole tile, and fp32 a
             // small one.
             const bool is_long = format::value_size(dtype) > 2;
@@ -337,11 +336,21 @@ void contents(Vectors &v)
                                 return i / 4096 == 0 ? any(E5M2)(i, random) : bell(E5M2)(i, random);
                             }),
               "a raw tile, then coded ones");
+    v.encoded("bf16-columns-raw", {BF16, format::SHAPE_COLUMNS, true},
+              make_original(BF16, 4096 + 100, any(BF16)), "raw tiles, of symbols");
+    v.encoded("bf16-columns-scaled", {BF16, format::SHAPE_COLUMNS, false},
+              make_original(BF16, 8192 + 300, by_column(BF16)),
+              "columns of different scale, the bases of which are told from the first rows");
+    v.encoded("e5m2-columns-scaled", {E5M2, format::SHAPE_COLUMNS, true},
+              make_original(E5M2, 20 * 1024 + 5, by_column(E5M2)),
+              "more blocks than bases are made of");
+    v.encoded("bf16-columns-100", {BF16, format::SHAPE_COLUMNS, false},
+              make_original(BF16, 100, bell(BF16)), "columns without a value");
     v.encoded("bf16-22228-equal", {BF16, format::SHAPE_22228, false},
               make_original(BF16, 2100, all(127)), "one exponent: a part of no bytes");
     v.encoded("bf16-dense-equal", {BF16, format::SHAPE_DENSE, false},
               make_original(BF16, 2100, all(127)), "one exponent: a part of no bytes");
-    for (uint8_t shape = format::SHAPE_22228; shape <= format::SHAPE_DENSE; ++shape)
+    for (uint8_t shape = format::SHAPE_22228; shape < format::SHAPES; ++shape)
         v.encoded("bf16-" + std::string(zip_shape_name(zip_shape_t(shape))) + "-flat",
                   {BF16, shape, false}, make_original(BF16, 1300, flat()),
                   "many codes at every level, and many raw symbols");
@@ -509,12 +518,12 @@ void bad_headers(Vectors &v)
     v.bad(2, "version-0", good, VERSION_AT, uint8_t(0), "version 0");
     v.bad(2, "header-units", good, HEADER_UNITS_AT, uint8_t(4), "a header of 64 bytes");
     v.bad(2, "reference", good, FLAGS_AT, format::FLAG_REFERENCE, "coded against a reference");
-    v.bad(2, "columns", good, FLAGS_AT, format::FLAG_COLUMNS, "symbols by column");
+    v.bad(2, "flag-9", good, FLAGS_AT, uint16_t(0x0200), "a reserved flag of the upper byte");
     v.bad(2, "flag-15", good, FLAGS_AT, uint16_t(0x8000),
           "a flag of the upper byte that has no meaning");
     v.bad(2, "flag-11", plain, FLAGS_AT, uint16_t(0x0800), "such a flag on a stored chunk");
     v.bad(2, "dtype", good, DTYPE_AT, uint8_t(7), "type 7");
-    v.bad(2, "shape", good, SHAPE_AT, uint8_t(5), "shape 5");
+    v.bad(2, "shape", good, SHAPE_AT, uint8_t(6), "shape 6");
     v.bad(2, "shape-stored", plain, SHAPE_AT, uint8_t(255), "shape 255 of a stored chunk");
     v.bad(3, "length", original.size() - 1, good, "another length than the receiver expects");
     v.bad(3, "length-stored", original.size() + 1, plain,
@@ -530,6 +539,8 @@ void bad_headers(Vectors &v)
     v.bad(4, "no-shape", good, SHAPE_AT, uint8_t(0), "a coded chunk without a shape");
     v.bad(4, "small-dense", coded({E4M3, format::SHAPE_DENSE, false}, original), FLAGS_AT,
           format::FLAG_SMALL_TILES, "small tiles in shape dense");
+    v.bad(4, "fp64-columns", coded({FP64, format::SHAPE_22228, false}, original), SHAPE_AT,
+          uint8_t(format::SHAPE_COLUMNS), "shape columns with fp64");
     v.bad(
             4, "tail-6", good,
             [](Bytes &broken) {

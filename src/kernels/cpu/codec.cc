@@ -22,7 +22,9 @@ static_assert(int(ZIP_SHAPE_DEFAULT) == format::SHAPE_STORED &&
               int(ZIP_SHAPE_22228) == format::SHAPE_22228 &&
               int(ZIP_SHAPE_11238) == format::SHAPE_11238 &&
               int(ZIP_SHAPE_38) == format::SHAPE_38 &&
-              int(ZIP_SHAPE_DENSE) == format::SHAPE_DENSE && int(ZIP_SHAPE_LAST) == format::SHAPES);
+              int(ZIP_SHAPE_DENSE) == format::SHAPE_DENSE &&
+              int(ZIP_SHAPE_COLUMNS) == format::SHAPE_COLUMNS &&
+              int(ZIP_SHAPE_LAST) == format::SHAPES);
 static_assert(HEADER_LENGTH <= ZIP_CODEC_MAX_GROWTH);
 
 namespace {
@@ -83,7 +85,16 @@ bool valid(const zip_coding_t &coding)
         return true;
     return ((dtype > ZIP_DTYPE_BYTES && dtype < ZIP_DTYPE_LAST) || dtype == ZIP_DTYPE_AUTO) &&
            shape >= ZIP_SHAPE_DEFAULT && shape < ZIP_SHAPE_LAST &&
-           !(coding.small_tiles != 0 && shape == ZIP_SHAPE_DENSE);
+           !(coding.small_tiles != 0 && shape == ZIP_SHAPE_DENSE) &&
+           !(dtype == ZIP_DTYPE_FP64 && shape == ZIP_SHAPE_COLUMNS);
+}
+
+// The shape to use for a type where one was asked for, or none, before the type was known.
+zip_shape_t shape_for(uint8_t dtype, zip_shape_t shape)
+{
+    return shape == ZIP_SHAPE_DEFAULT || (dtype == DTYPE_FP64 && shape == ZIP_SHAPE_COLUMNS)
+                   ? ZIP_SHAPE_22228
+                   : shape;
 }
 
 // How the format says what a caller asked for; DTYPE_BYTES: stored.
@@ -101,8 +112,7 @@ Coding resolve(zip_coding_t coding, const void *src, size_t length)
     }
     if (coding.dtype == ZIP_DTYPE_BYTES)
         return {DTYPE_BYTES, SHAPE_STORED, false};
-    return {uint8_t(coding.dtype),
-            uint8_t(coding.shape == ZIP_SHAPE_DEFAULT ? ZIP_SHAPE_22228 : coding.shape),
+    return {uint8_t(coding.dtype), uint8_t(shape_for(uint8_t(coding.dtype), coding.shape)),
             coding.small_tiles != 0};
 }
 
@@ -207,6 +217,8 @@ const char *zip_shape_name(zip_shape_t shape)
         return "38";
     case ZIP_SHAPE_DENSE:
         return "dense";
+    case ZIP_SHAPE_COLUMNS:
+        return "columns";
     default:
         return nullptr;
     }
@@ -272,7 +284,7 @@ zip_status_t zip_codec_plan(zip_coding_t coding, uint64_t length, zip_plan_t *pl
     for (uint8_t dtype = format::DTYPE_BYTES + 1; dtype < format::DTYPES; ++dtype) {
         if (!any_type && coding.dtype != dtype)
             continue;
-        include(dtype, no_shape ? ZIP_SHAPE_22228 : coding.shape);
+        include(dtype, cpu::shape_for(dtype, coding.shape));
         if (any_type && no_shape)
             include(dtype, ZIP_SHAPE_11238);
     }

@@ -110,6 +110,10 @@ inline Coding coding_of(const ChunkHeader &h)
     return {h.dtype, h.shape, (h.flags & format::FLAG_SMALL_TILES) != 0};
 }
 
+// Shape columns: the bases of a coded chunk's columns, from its original.
+void choose_bases(uint8_t dtype, const uint8_t *src, uint64_t values,
+                  uint8_t (&base)[format::COLUMNS]);
+
 // Clears the bytes between the sections: nothing else would write them.
 inline void clear_section_padding(Coding coding, const Layout &l, uint8_t *dst)
 {

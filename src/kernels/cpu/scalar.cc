@@ -145,6 +145,41 @@ void visit_sample(Coding coding, const Tile &tile, Visit visit)
 
 } // namespace
 
+void choose_bases(uint8_t dtype, const uint8_t *src, uint64_t values,
+                  uint8_t (&base)[format::COLUMNS])
+{
+    const TypeTraits type = type_traits(dtype);
+    const uint64_t blocks = div_up(values, BLOCK_VALUES);
+    const uint32_t samples = format::column_samples(blocks);
+    // What is not there is less than nothing.
+    uint8_t sample[format::COLUMN_SAMPLES][format::COLUMNS];
+    uint32_t there = 0; // of the last block
+    for (uint32_t k = 0; k < samples; ++k) {
+        const uint64_t first = format::column_sample(blocks, k) * BLOCK_VALUES;
+        there = uint32_t(std::min<uint64_t>(values - first, BLOCK_VALUES));
+        for (uint32_t c = 0; c < there; ++c) {
+            const uint8_t *const head = src + type.size * (first + c) + type.low_bytes;
+            const uint32_t x = type.size - type.low_bytes == 2 ? head[0] | head[1] << 8 : head[0];
+            sample[k][c] = uint8_t(x >> type.mantissa_bits & ((1u << type.exponent_bits) - 1));
+        }
+        memset(sample[k] + there, 0xff, format::COLUMNS - there);
+    }
+    // The largest number that no more than half are less than, from its highest bit on; for all
+    // columns at once, which vectors can.
+    memset(base, 0, sizeof(base));
+    for (uint32_t bit = 0x80; bit != 0; bit /= 2) {
+        uint8_t less[format::COLUMNS] = {};
+        for (uint32_t k = 0; k < samples; ++k) {
+            for (uint32_t c = 0; c < format::COLUMNS; ++c)
+                less[c] = uint8_t(less[c] + (sample[k][c] < uint8_t(base[c] | bit)));
+        }
+        for (uint32_t c = 0; c < format::COLUMNS; ++c) {
+            const uint32_t n = samples - (c >= there);
+            base[c] = uint8_t(n != 0 && less[c] <= n / 2 ? base[c] | bit : base[c]);
+        }
+    }
+}
+
 size_t encode_scalar(Coding coding, const uint8_t *src, size_t length, uint8_t *dst, size_t limit)
 {
     const Layout l = layout_of(coding, length);
@@ -162,6 +197,11 @@ size_t encode_scalar(Coding coding, const uint8_t *src, size_t length, uint8_t *
     ChunkHeader header = new_header(coding, length);
     clear_section_padding(coding, l, dst);
     snapshot(header.trailing, src + length - l.trailing, l.trailing);
+    uint8_t column_base[format::COLUMNS];
+    if (coding.shape == SHAPE_COLUMNS) {
+        choose_bases(coding.dtype, src, l.values, column_base);
+        memcpy(dst + l.columns, column_base, sizeof(column_base));
+    }
 
     for (uint64_t t = 0; t < l.tiles; ++t) {
         const Tile tile(coding, l, t, positions);
@@ -175,6 +215,9 @@ size_t encode_scalar(Coding coding, const uint8_t *src, size_t length, uint8_t *
             const Value value = take_apart(type, x);
             sign_mantissa[v] = value.sign_mantissa;
             exponent[v] = value.exponent;
+            if (coding.shape == SHAPE_COLUMNS)
+                exponent[v] = (value.exponent - column_base[at % format::COLUMNS]) &
+                              ((1u << type.exponent_bits) - 1);
             if (type.mantissa_is_bytes())
                 dst[l.mantissa + at] = uint8_t(value.sign_mantissa);
             const uint64_t upper = type.low_bytes > 2 ? value.low >> 32 : value.low;
@@ -444,6 +487,8 @@ zip_status_t decode_scalar(const ChunkHeader &header, const uint8_t *src, uint8_
         }
         for (uint32_t v = 0; v < tile.values; ++v) {
             const uint64_t at = tile.first + v;
+            if (coding.shape == SHAPE_COLUMNS)
+                exponent[v] += snapshot_value<uint8_t>(src + l.columns + at % format::COLUMNS);
             Value value = {0, sign_mantissa[v], exponent[v] & ((1u << type.exponent_bits) - 1)};
             if (type.mantissa_is_bytes())
                 value.sign_mantissa = src[l.mantissa + at];

@@ -206,6 +206,22 @@ void fp64_exponents_of(const uint8_t *symbols, uint32_t values, uint32_t base, u
         exponents[v] = uint16_t(format::fp64_exponent(symbols[v], base));
 }
 
+// Shape columns: symbols of a tile's exponents, where they are, or (kBack) exponents of its
+// symbols.
+template <bool kBack>
+void move_by_columns(const uint8_t (&base)[format::COLUMNS], uint32_t exponent_bits,
+                     uint32_t values, uint8_t *exponents)
+{
+    const Bytes d8;
+    const uint32_t step = uint32_t(hn::Lanes(d8));
+    const auto mask = hn::Set(d8, uint8_t((1u << exponent_bits) - 1));
+    for (uint32_t v = 0; v < values; v += step) {
+        const auto x = hn::LoadU(d8, exponents + v);
+        const auto b = hn::LoadU(d8, base + v % format::COLUMNS);
+        hn::StoreU(hn::And(kBack ? hn::Add(x, b) : hn::Sub(x, b), mask), d8, exponents + v);
+    }
+}
+
 // How a chunk is coded, and where its sections are.
 struct Plan {
     Plan(Coding c, uint64_t length)
@@ -281,6 +297,12 @@ size_t EncodeTiles(Coding coding, const uint8_t *src, size_t length, uint8_t *ds
     clear_section_padding(coding, l, dst);
     snapshot(header.trailing, src + length - l.trailing, l.trailing);
 
+    uint8_t column_base[format::COLUMNS];
+    if (coding.shape == SHAPE_COLUMNS) {
+        choose_bases(coding.dtype, src, l.values, column_base);
+        memcpy(dst + l.columns, column_base, sizeof(column_base));
+    }
+
     TileBytes bytes;
     TailWriter tail;
     alignas(64) uint8_t buffer[MAX_TILE_VALUES];
@@ -288,6 +310,8 @@ size_t EncodeTiles(Coding coding, const uint8_t *src, size_t length, uint8_t *ds
         const Tile<uint8_t> tile(p, dst, t);
         const uint32_t values = tile.values;
         type.split(src + p.traits.size * tile.first, values, tile.sections, bytes);
+        if (coding.shape == SHAPE_COLUMNS)
+            move_by_columns<false>(column_base, p.traits.exponent_bits, values, bytes.exponent);
         // What the next tile, if it is whole, writes and reads: not all that of a long type, whose
         // tiles would push each other out of the caches.
         Ahead ahead;
@@ -389,6 +413,9 @@ zip_status_t DecodeTiles(const ChunkHeader &header, const uint8_t *src, uint8_t 
     const Layout &l = p.l;
     const TypeOps &type = p.type;
     memcpy(dst + header.original_length - l.trailing, header.trailing, l.trailing);
+    uint8_t column_base[format::COLUMNS];
+    if (coding.shape == SHAPE_COLUMNS)
+        snapshot(column_base, src + l.columns, sizeof(column_base));
 
     TileBytes bytes;
     TailReader tail;
@@ -448,6 +475,8 @@ zip_status_t DecodeTiles(const ChunkHeader &header, const uint8_t *src, uint8_t 
             }
             from_positions(type, values, bytes.sign_mantissa, buffer);
         }
+        if (coding.shape == SHAPE_COLUMNS)
+            move_by_columns<true>(column_base, p.traits.exponent_bits, values, bytes.exponent);
         type.merge(values, tile.sections, bytes, to);
     }
     return ZIP_OK;

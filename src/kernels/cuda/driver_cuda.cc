@@ -315,7 +315,7 @@ zip_status_t CudaDriver::prepare_kernels(CUdevice device)
                                                     CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
                                                     functions_[k]),
                            "cuFuncGetAttribute");
-        if (kernel.action != Kernel::Action::PROBE && kernel.shape != format::SHAPE_DENSE)
+        if (kernel.codes() && kernel.shape != format::SHAPE_DENSE)
             worker_bytes = std::max(worker_bytes, uint32_t(static_bytes[k]));
     }
     uint32_t block_bytes = 0;
@@ -329,7 +329,7 @@ zip_status_t CudaDriver::prepare_kernels(CUdevice device)
                                  block_bytes / std::max(worker_bytes, 1u) * uint32_t(TILE_THREADS));
     for (uint32_t k = 0; k < KERNELS && status == ZIP_OK; ++k) {
         const Kernel kernel = kernel_of(k);
-        if (kernel.action == Kernel::Action::PROBE || !exists(kernel))
+        if (!kernel.codes() || !exists(kernel))
             continue;
         uint32_t bytes = 0;
         if (kernel.few) {

@@ -72,6 +72,10 @@ struct Cascade<format::SHAPE_22228> {
 };
 
 template <>
+struct Cascade<format::SHAPE_COLUMNS> : Cascade<format::SHAPE_22228> {
+};
+
+template <>
 struct Cascade<format::SHAPE_11238> {
     static constexpr uint32_t LEVELS = 3, WIDTH1 = 1;
     ZIP_HOST_DEVICE static constexpr uint32_t width(uint32_t t) { return t + 1; }

@@ -20,6 +20,7 @@
 #include "kernels/codec_gpu.h"
 #include "kernels/gpu/bits.h"
 #include "kernels/gpu/cascade.h"
+#include "kernels/gpu/columns.h"
 #include "kernels/gpu/encode.h"
 #include "kernels/gpu/split.h"
 #include "kernels/gpu/tile.h"
@@ -47,6 +48,7 @@ struct DecodeShared {
     Job job, next;
     uint32_t status; // dense: what group 0 found
     uint32_t bad;    // a group found a status other than DONE
+    uint32_t last_to_begin;
 };
 
 // Negated zip_status_t values, as in progress words.
@@ -54,14 +56,6 @@ constexpr uint32_t DONE = 0, UNSUPPORTED = uint32_t(-int(ZIP_ERR_UNSUPPORTED)),
                    CORRUPT = uint32_t(-int(ZIP_ERR_CORRUPT));
 
 constexpr uint64_t OPTIONAL_FLAGS = uint64_t(format::FLAGS_OPTIONAL) << 48;
-
-// First 8 bytes of a chunk's header, the optional flags being 0.
-ZIP_HOST_DEVICE constexpr uint64_t expected_header(uint32_t dtype, uint32_t shape, bool small)
-{
-    return uint64_t(format::MAGIC) | uint64_t(format::VERSION) << 16 | uint64_t(dtype) << 24 |
-           uint64_t(shape) << 32 | uint64_t(format::HEADER_LENGTH / format::HEADER_UNIT) << 40 |
-           uint64_t(small ? format::FLAG_SMALL_TILES : 0) << 48;
-}
 
 // Why a chunk is refused. Another coding than the caller was told is a lie, another version is not.
 SIMT_DEVICE uint32_t header_status(uint64_t header, bool as_expected)
@@ -72,21 +66,23 @@ SIMT_DEVICE uint32_t header_status(uint64_t header, bool as_expected)
                    : CORRUPT;
 }
 
-// One thread, once the worker is through with its tile.
+// One thread, once the worker is through with its tile: the tile that began last says how the chunk
+// went.
 template <class AnyJob>
-SIMT_DEVICE void decode_done(const AnyJob &job, uint32_t status, uint16_t seq)
+SIMT_DEVICE void decode_done(const AnyJob &job, bool last_to_begin, uint32_t status, uint16_t seq)
 {
-    // Corrupt tiles count from bit 32, unsupported chunks from bit 48 (each tile finds the same
-    // header, but in a chunk that changes).
-    const uint64_t add = 1 + (status == CORRUPT ? uint64_t(1) << 32 : 0);
+    ChunkState *const state = job.state();
+    // Each tile finds the same header, but in a chunk that changes.
     if (status == UNSUPPORTED)
-        simt::atomic_add(&job.state()->tail, 1);
-    const uint64_t done = simt::atomic_add_acq_rel(&job.state()->done, add) + add;
-    if (uint32_t(done) != job.tiles())
+        simt::atomic_add(&state->begun, 1);
+    const uint64_t done = end_tile(state, job.tiles(), last_to_begin,
+                                   1 + (status == CORRUPT ? uint64_t(1) << 32 : 0));
+    if (done == 0)
         return;
-    const uint32_t result = done >> 32 != 0 ? CORRUPT : job.state()->tail != 0 ? UNSUPPORTED : DONE;
-    job.state()->tail = 0;
-    job.state()->done = 0;
+    const bool unsupported = (simt::load_acquire(&state->begun) & BEGUN_MASK) != 0;
+    const uint32_t result = done >> 32 != 0 ? CORRUPT : unsupported ? UNSUPPORTED : DONE;
+    state->begun = 0;
+    state->done = 0;
     simt::publish(job.progress(), progress_word(0, result, seq));
 }
 
@@ -228,10 +224,9 @@ SIMT_DEVICE uint32_t check_fields(U32x2 x, const U32x2 (&fields)[FIELDS], const 
     const uint32_t raw_words = kWhole ? most_tail_words<T>()
                                       : format::raw_tail_words({T::DTYPE, T::SHAPE, small}, values);
     // No branches but for the mode: what is not so costs more than what is.
-    const bool as_expected =
-            (header & ~OPTIONAL_FLAGS) == expected_header(T::DTYPE, T::SHAPE, small);
-    bool ok = as_expected & (joined(fields[FIELD_LENGTH]) == job.of(JOB_LENGTH)) &
-              (tail_length % format::TAIL_WORD == 0) & (tail_length <= job.of(JOB_TAIL_ROOM)) &
+    const bool as_expected = (header & ~OPTIONAL_FLAGS) == header_word(T::DTYPE, T::SHAPE, small);
+    bool ok = as_expected & (joined(fields[FIELD_LENGTH]) == job.length()) &
+              (tail_length % format::TAIL_WORD == 0) & (tail_length <= job.tail_room()) &
               (offset <= tail_words) & (words <= tail_words - offset) &
               (mode == format::TILE_CODED ? words <= raw_words : words == raw_words) &
               (mode <= format::TILE_RAW);
@@ -278,22 +273,20 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
     constexpr uint32_t COUNTED = L + 1;
     const uint32_t lane = thread % simt::LANES, group = thread / simt::LANES;
 
-    const bool add = can_add<T>() && (job.of(JOB_FLAGS) & JOB_ADD) != 0;
+    const bool add = can_add<T>() && job.add();
     const TileExtent tile =
             kWhole ? whole_tile<T>() : tile_extent<T>(job.left(), !DENSE && job.small());
     const bool small = tile.small;
     const uint32_t values = tile.values, blocks = tile.blocks, groups = tile.groups;
     const uint32_t first_block = group * blocks;
     const uint32_t at_block = first_block * format::BLOCK_VALUES;
-    constexpr uint32_t LOW = T::TYPE.low_bytes > 2 ? 2 : T::TYPE.low_bytes;
 
     BlockExtent extent[H];
     SIMT_UNROLL
     for (uint32_t h = 0; h < H; ++h)
         extent[h] = group_block<kWhole>(tile, group, h);
 
-    const auto *const level1 = job.template pointer<const uint32_t>(JOB_LEVEL1) +
-                               T::WIDTH1 * format::BLOCK_WORDS * first_block;
+    const auto *const level1 = job.level1() + T::WIDTH1 * format::BLOCK_WORDS * first_block;
 
     // 1.
     U32x2 field{0, 0};
@@ -317,8 +310,7 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
     SIMT_UNROLL
     for (uint32_t h = 0; h < H; ++h) {
         if constexpr (T::MANTISSA_BYTES) {
-            const uint8_t *const bytes = job.template pointer<const uint8_t>(JOB_MANTISSA) +
-                                         at_block + h * format::BLOCK_VALUES;
+            const uint8_t *const bytes = job.mantissa() + at_block + h * format::BLOCK_VALUES;
             constexpr uint32_t N = T::ROW_VALUES; // bytes a vector: 8 or 4
             SIMT_UNROLL
             for (uint32_t row = 0; row < T::ROWS; ++row) {
@@ -348,7 +340,7 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
                 }
             }
         } else {
-            const auto *const planes = job.template pointer<const uint32_t>(JOB_MANTISSA) +
+            const auto *const planes = reinterpret_cast<const uint32_t *>(job.mantissa()) +
                                        T::K * format::BLOCK_WORDS * (first_block + h);
             SIMT_UNROLL
             for (uint32_t q = 0; q < KEPT; ++q)
@@ -357,6 +349,9 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
                                          : 0;
         }
     }
+    uint64_t begun_before = 0;
+    if (thread == 0 && job.progress() != nullptr)
+        begun_before = begin_tile(job.state(), 0);
     start();
     if (thread == 0)
         shared.bad = 0;
@@ -364,15 +359,13 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
     if (kWhole && add && lane % 8 == 0) {
         SIMT_UNROLL
         for (uint32_t row = 0; row < H * T::ROWS; ++row)
-            simt::prefetch(job.template pointer<const uint8_t>(JOB_DATA) + at_block * T::SIZE +
-                           row * 512 + lane * 16);
+            simt::prefetch(job.data() + at_block * T::SIZE + row * 512 + lane * 16);
     }
     if (kWhole && (T::DTYPE == format::DTYPE_FP32 || T::DTYPE == format::DTYPE_FP16) &&
         lane % 8 == 0) {
         SIMT_UNROLL
         for (uint32_t row = 0; row < H * T::ROWS; ++row)
-            simt::prefetch(job.template pointer<const uint8_t>(JOB_LOW) +
-                           at_block * T::TYPE.low_bytes + row * 256 + lane * 8);
+            simt::prefetch(job.low() + at_block * T::TYPE.low_bytes + row * 256 + lane * 8);
     }
 
     const U32x2(&fields)[FIELDS] = shared.fields[DENSE ? 0 : group];
@@ -395,8 +388,7 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
     const uint64_t tile_field = joined(fields[FIELD_TILE]);
     const uint32_t words = format::tile_words(tile_field);
     const bool raw = format::tile_mode(tile_field) == format::TILE_RAW;
-    const uint32_t *const tail =
-            job.template pointer<const uint32_t>(JOB_TAIL) + format::tile_offset(tile_field);
+    const uint32_t *const tail = job.tail() + format::tile_offset(tile_field);
     const uint32_t base = FP64 ? table_base(fields) : 0;
     // Where the tail begins in its copy, which is one of 16-byte pieces.
     const uint32_t phase = uint32_t(reinterpret_cast<uintptr_t>(tail)) / 4 & 3;
@@ -431,12 +423,14 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
         }
     }
     simt::copy_async_wait();
+    if (thread == 0)
+        shared.last_to_begin = is_last_to_begin(begun_before, job.tiles());
     barrier.sync();
 
     if (status != DONE && lane == 0)
         shared.bad = status;
     uint8_t *const target = job.data() + at_block * T::SIZE;
-    const bool direct = !kAhead || (kWhole && (reinterpret_cast<uintptr_t>(target) & 15) == 0);
+    const bool direct = !kAhead || (kWhole && is_aligned_16(target));
     if constexpr (kAhead) {
         constexpr uint32_t MANTISSA = T::MANTISSA_BYTES ? T::VALUES : T::VALUES / 8 * T::K;
         prefetch_part(launch, next_tile, shared.next, JOB_MANTISSA, MANTISSA, thread, T::THREADS);
@@ -487,7 +481,7 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
         // Raw symbols of whole tiles are patched into what has been stored, where they are few:
         // behind several levels. (The worker must not say that it is done before such stores have
         // arrived: then it costs more than it saves.)
-        const bool late = T::MANTISSA_BYTES && kWhole && L != 0 && direct && !add &&
+        const bool late = T::MANTISSA_BYTES && kWhole && L != 0 && direct && !add && !T::COLUMNS &&
                           job.progress() == nullptr;
         if (!late && simt::any(raw_symbols != 0)) {
             // Through a lane's own piece of shared memory: the only accesses at an index that
@@ -531,11 +525,22 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
             simt::sync_lanes();
         }
 
+        if constexpr (T::COLUMNS) {
+            SIMT_UNROLL
+            for (uint32_t i = 0; i < 4; ++i) {
+                const U32x2 bases = column_bases<T>(job.chunk() + format::HEADER_LENGTH,
+                                                    extent[h].words, i, lane);
+                SIMT_UNROLL
+                for (uint32_t j = 0; j < HEAD_WORDS; ++j)
+                    head[i][j] = add_bases<T>(head[i][j], bases, j);
+            }
+        }
+
         // Rows of the original, four at a time.
         constexpr uint32_t BATCH = T::ROWS < 4 ? T::ROWS : 4;
         uint8_t *const block = target + h * T::BLOCK_BYTES;
         const uint32_t row_bytes = extent[h].words * 16;
-        const uint8_t *const low = job.low() + (at_block + h * format::BLOCK_VALUES) * LOW;
+        const uint8_t *const low = job.low() + (at_block + h * format::BLOCK_VALUES) * T::LOW;
         const uint8_t *const low2 = job.low2() + (at_block + h * format::BLOCK_VALUES) * 4;
         SIMT_UNROLL
         for (uint32_t batch = 0; batch < T::ROWS / BATCH; ++batch) {
@@ -805,7 +810,7 @@ SIMT_DEVICE void decode_tile(const Launch &launch, const AnyJob &job, uint32_t n
         return;
     barrier.sync();
     if (thread == 0)
-        decode_done(job, shared.bad, launch.seq);
+        decode_done(job, shared.last_to_begin != 0, shared.bad, launch.seq);
 }
 
 // A chunk without a whole value is its header.
@@ -821,13 +826,14 @@ SIMT_DEVICE void decode_empty(const Launch &launch, uint32_t next_tile, Shared &
     const uint64_t word = simt::load_hostile(header), length = simt::load_hostile(header + 1),
                    tail_length = simt::load_hostile(header + 2);
     const bool as_expected =
-            (word & ~OPTIONAL_FLAGS) == expected_header(T::DTYPE, T::SHAPE, job.small());
+            (word & ~OPTIONAL_FLAGS) == header_word(T::DTYPE, T::SHAPE, job.small());
     const bool ok = as_expected && length == job.length() && tail_length % format::TAIL_WORD == 0 &&
                     tail_length <= job.tail_room();
     if (ok)
         copy_trailing(job, T::SIZE);
     if (job.progress() != nullptr)
-        decode_done(job, ok ? DONE : header_status(word, as_expected), launch.seq);
+        simt::publish(job.progress(),
+                      progress_word(0, ok ? DONE : header_status(word, as_expected), launch.seq));
 }
 
 } // namespace zip::gpu

@@ -34,43 +34,52 @@ private:
 // A kernel of the image; job.h says what they are and how they are named. All kernels can be
 // counted: the number of one is below KERNELS.
 struct Kernel {
-    enum class Action : uint8_t { ENCODE, DECODE, PROBE };
+    enum class Action : uint8_t { ENCODE, DECODE, PROBE, COLUMNS };
     Action action;
     bool few;             // for a limit of multiprocessors
     bool whole;           // for whole tiles alone
     uint8_t dtype, shape; // 0, 0: of stored chunks; and PROBE's
+
+    constexpr bool codes() const { return action == Action::ENCODE || action == Action::DECODE; }
 };
-constexpr uint32_t KERNELS = 2 * 2 * 2 * format::DTYPES * format::SHAPES + 1;
+constexpr uint32_t CODERS = 2 * 2 * 2 * format::DTYPES * format::SHAPES,
+                   KERNELS = CODERS + 1 + format::DTYPES;
 constexpr uint32_t number_of(Kernel k)
 {
-    return k.action == Kernel::Action::PROBE
-                   ? KERNELS - 1
-                   : (((uint32_t(k.whole) * 2 + uint32_t(k.few)) * 2 + uint32_t(k.action)) *
-                              format::DTYPES +
-                      k.dtype) * format::SHAPES +
-                             k.shape;
+    if (k.action == Kernel::Action::PROBE)
+        return CODERS;
+    if (k.action == Kernel::Action::COLUMNS)
+        return CODERS + 1 + k.dtype;
+    return (((uint32_t(k.whole) * 2 + uint32_t(k.few)) * 2 + uint32_t(k.action)) * format::DTYPES +
+            k.dtype) *
+                   format::SHAPES +
+           k.shape;
 }
 constexpr Kernel kernel_of(uint32_t number)
 {
-    if (number == KERNELS - 1)
+    if (number == CODERS)
         return {Kernel::Action::PROBE, false, false, 0, 0};
+    if (number > CODERS)
+        return {Kernel::Action::COLUMNS, false, false, uint8_t(number - CODERS - 1),
+                format::SHAPE_COLUMNS};
     const uint32_t shape = number % format::SHAPES, rest = number / format::SHAPES;
     const uint32_t dtype = rest % format::DTYPES, which = rest / format::DTYPES;
     return {Kernel::Action(which % 2), (which & 2) != 0, (which & 4) != 0, uint8_t(dtype),
             uint8_t(shape)};
 }
 // Whether the image has it. What is stored has no shape, and is copied by one kernel on any number
-// of multiprocessors; shape dense has one kernel too.
+// of multiprocessors; shape dense has none for few of them.
 constexpr bool exists(Kernel k)
 {
     if (k.action == Kernel::Action::PROBE)
         return true;
-    if (k.whole && (k.dtype == format::DTYPE_FP64 || k.dtype == format::DTYPE_BYTES ||
-                    k.shape == format::SHAPE_DENSE || (k.few && k.shape == format::SHAPE_11238)))
+    const bool stored = k.dtype == format::DTYPE_BYTES;
+    if (stored ? k.shape != format::SHAPE_STORED : !format::valid_coding({k.dtype, k.shape, false}))
         return false;
-    if (k.few && (k.dtype == format::DTYPE_BYTES || k.shape == format::SHAPE_DENSE))
+    if (k.whole && (stored || k.dtype == format::DTYPE_FP64))
         return false;
-    return (k.dtype == format::DTYPE_BYTES) == (k.shape == format::SHAPE_STORED);
+    const bool whole_few = k.shape == format::SHAPE_22228 || k.shape == format::SHAPE_38;
+    return !k.few || (!stored && k.shape != format::SHAPE_DENSE && (!k.whole || whole_few));
 }
 std::string name_of(Kernel k);
 

@@ -18,6 +18,7 @@
 
 #include "kernels/gpu/bits.h"
 #include "kernels/gpu/cascade.h"
+#include "kernels/gpu/columns.h"
 #include "kernels/gpu/split.h"
 #include "kernels/gpu/tile.h"
 
@@ -41,7 +42,7 @@ struct EncodeShared {
     alignas(16) uint32_t table[4]; // SYMBOLS
     Job job, next;
     uint64_t tail_offset;
-    uint32_t seen_count, frequent_count, samples, largest, no_symbol;
+    uint32_t seen_count, frequent_count, samples, largest, no_symbol, last_to_begin;
 };
 
 template <class T>
@@ -156,6 +157,14 @@ SIMT_DEVICE void store_raw_tile(Shared &shared, const AnyJob &job, const TileExt
     }
 }
 
+// First 8 bytes of a chunk's header, the optional flags being 0.
+ZIP_HOST_DEVICE constexpr uint64_t header_word(uint32_t dtype, uint32_t shape, bool small)
+{
+    return uint64_t(format::MAGIC) | uint64_t(format::VERSION) << 16 | uint64_t(dtype) << 24 |
+           uint64_t(shape) << 32 | uint64_t(format::HEADER_LENGTH / format::HEADER_UNIT) << 40 |
+           uint64_t(small ? format::FLAG_SMALL_TILES : 0) << 48;
+}
+
 // Writes the header of a chunk whose tail is known, but for `trailing`'s source, which it reads.
 template <class AnyJob>
 SIMT_DEVICE void write_header(const AnyJob &job, uint8_t dtype, uint8_t shape, bool small,
@@ -167,14 +176,18 @@ SIMT_DEVICE void write_header(const AnyJob &job, uint8_t dtype, uint8_t shape, b
     for (uint32_t i = 0; i < trailing; ++i)
         rest |= uint64_t(end[i]) << (8 * i);
     auto *const header = reinterpret_cast<uint64_t *>(job.chunk());
-    header[0] = uint64_t(format::MAGIC) | uint64_t(format::VERSION) << 16 | uint64_t(dtype) << 24 |
-                uint64_t(shape) << 32 |
-                uint64_t(format::HEADER_LENGTH / format::HEADER_UNIT) << 40 |
-                uint64_t(small ? format::FLAG_SMALL_TILES : 0) << 48;
+    header[0] = header_word(dtype, shape, small);
     header[1] = job.length();
     header[2] = tail_words * format::TAIL_WORD;
     header[3] = header[4] = 0;
     header[5] = rest;
+}
+
+// An encode's coding, in its progress word.
+template <class T>
+SIMT_DEVICE uint32_t progress_coding(bool small)
+{
+    return T::DTYPE | T::SHAPE << 4 | uint32_t(small) << 7;
 }
 
 SIMT_DEVICE uint64_t progress_word(uint64_t tail_words, uint32_t coding, uint16_t seq)
@@ -182,22 +195,18 @@ SIMT_DEVICE uint64_t progress_word(uint64_t tail_words, uint32_t coding, uint16_
     return tail_words | uint64_t(coding) << 32 | uint64_t(seq) << 48;
 }
 
-constexpr uint32_t TAIL_TILES_SHIFT = 40; // in ChunkState::tail
-constexpr uint64_t TAIL_WORDS_MASK = (uint64_t(1) << TAIL_TILES_SHIFT) - 1;
-
 // The bytes between a chunk's sections, which are 0, by the worker of its last tile. Shape and type
 // as in `T`.
 template <class T, bool kWhole, class AnyJob>
 SIMT_DEVICE void clear_gaps(const AnyJob &job, const TileExtent &tile, uint32_t thread)
 {
     constexpr uint32_t SECTIONS = JOB_SYMBOLS - JOB_MANTISSA; // SYMBOLS ends where the tail begins
-    constexpr uint32_t LOW = T::TYPE.low_bytes > 2 ? 2 : T::TYPE.low_bytes;
     if (job.tile() + 1 != job.tiles())
         return;
     const uint32_t words = (tile.values + 31) / 32;
     const uint32_t bytes[SECTIONS] = {T::MANTISSA_BYTES ? tile.values : 4 * T::K * words,
-                                      LOW * tile.values,
-                                      (T::TYPE.low_bytes - LOW) * tile.values,
+                                      T::LOW * tile.values,
+                                      (T::TYPE.low_bytes - T::LOW) * tile.values,
                                       4 * T::WIDTH1 * words,
                                       2 * T::CASCADE.counts * tile.groups,
                                       8};
@@ -211,17 +220,16 @@ SIMT_DEVICE void clear_gaps(const AnyJob &job, const TileExtent &tile, uint32_t 
     }
 }
 
-// One thread, once the worker has written all of its tile: the last worker of the chunk says that
-// it is done.
+// One thread, once the worker has written all of its tile: the tile that began last says that the
+// chunk is done. tail_words: of the chunk, if it is that one.
 template <class AnyJob>
-SIMT_DEVICE void encode_done(const AnyJob &job, uint32_t coding, uint16_t seq)
+SIMT_DEVICE void encode_done(const AnyJob &job, bool last_to_begin, uint64_t tail_words,
+                             uint32_t coding, uint16_t seq)
 {
-    if (uint32_t(simt::atomic_add_acq_rel(&job.state()->done, 1)) + 1 != job.tiles())
+    if (end_tile(job.state(), job.tiles(), last_to_begin, 1) == 0)
         return;
-    const uint64_t words = job.state()->tail & TAIL_WORDS_MASK;
-    job.state()->tail = 0;
     job.state()->done = 0;
-    simt::publish(job.progress(), progress_word(words, coding, seq));
+    simt::publish(job.progress(), progress_word(tail_words, coding, seq));
 }
 
 // Before each tile. No barrier at the end. kTailWords: most that the kernel's type needs.
@@ -308,8 +316,7 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const AnyJob &job, uint32_t n
     SIMT_UNROLL
     for (uint32_t h = 0; h < H; ++h)
         start_split(split[h]);
-    constexpr uint32_t LOW = T::TYPE.low_bytes > 2 ? 2 : T::TYPE.low_bytes;
-    const BlockSections to{job.mantissa() + at_block, job.low() + at_block * LOW,
+    const BlockSections to{job.mantissa() + at_block, job.low() + at_block * T::LOW,
                            job.low2() + at_block * 4};
     SIMT_UNROLL
     for (uint32_t batch = 0; batch < ALL_ROWS / BATCH; ++batch) {
@@ -321,7 +328,7 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const AnyJob &job, uint32_t n
         for (uint32_t i = 0; i < BATCH; ++i) {
             const uint32_t row = batch * BATCH + i, h = row / T::ROWS;
             const BlockSections block{to.mantissa + h * format::BLOCK_VALUES,
-                                      to.low + h * format::BLOCK_VALUES * LOW,
+                                      to.low + h * format::BLOCK_VALUES * T::LOW,
                                       to.low2 + h * format::BLOCK_VALUES * 4};
             if constexpr (kWhole) {
                 split_row<T>(v[i], row % T::ROWS, row % T::ROWS * simt::LANES + lane, true,
@@ -353,6 +360,28 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const AnyJob &job, uint32_t n
         exists[h] = kWhole ? ~uint32_t(0) : existing<T>(extent[h], lane);
     const bool sample_all = !kWhole && values < format::SAMPLE_ALL_BELOW;
 
+    if constexpr (T::COLUMNS) {
+        SIMT_UNROLL
+        for (uint32_t h = 0; h < H; ++h) {
+            SIMT_UNROLL
+            for (uint32_t i = 0; i < 4; ++i) {
+                const U32x2 bases = column_bases<T>(job.chunk() + format::HEADER_LENGTH,
+                                                    extent[h].words, i, lane);
+                uint32_t(&s)[8] = split[h].symbol;
+                s[2 * i] = tell_from_bases<T>(s[2 * i], bases.x);
+                s[2 * i + 1] = tell_from_bases<T>(s[2 * i + 1], bases.y);
+                if constexpr (!kWhole) { // padding's symbols are 0
+                    uint32_t bytes[2] = {};
+                    SIMT_UNROLL
+                    for (uint32_t k = 0; k < 8; ++k)
+                        bytes[k / 4] |= (exists[h] >> (4 * k + i) & 1) * (0xffu << (8 * (k % 4)));
+                    s[2 * i] &= bytes[0];
+                    s[2 * i + 1] &= bytes[1];
+                }
+            }
+        }
+    }
+
     // fp64: the tile's window of exponents, from the largest one in the sample.
     uint32_t base = 0;
     if constexpr (FP64) {
@@ -372,11 +401,7 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const AnyJob &job, uint32_t n
                 }
             }
         }
-        SIMT_UNROLL
-        for (uint32_t d = 1; d < simt::LANES; d *= 2) {
-            const uint32_t other = simt::shuffle_xor(largest, d);
-            largest = other > largest ? other : largest;
-        }
+        largest = simt::max_all(largest);
         if (lane == 0)
             simt::atomic_max_shared(&shared.largest, largest);
         barrier.sync();
@@ -555,15 +580,14 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const AnyJob &job, uint32_t n
     const bool raw = coded_words >= raw_words || (FP64 && shared.no_symbol != 0);
     const uint32_t words = raw ? raw_words : coded_words;
     if (thread == 0) {
-        const uint64_t old =
-                simt::atomic_add(&job.state()->tail, uint64_t(1) << TAIL_TILES_SHIFT | words);
-        const uint64_t offset = old & TAIL_WORDS_MASK;
+        const uint64_t old = begin_tile(job.state(), words), offset = old & BEGUN_MASK;
         shared.tail_offset = offset;
         *job.tile_header() =
                 format::tile_header(offset, words, raw ? format::TILE_RAW : format::TILE_CODED);
-        if (uint32_t(old >> TAIL_TILES_SHIFT) + 1 == job.tiles()) {
-            if (job.progress() == nullptr)
-                job.state()->tail = 0;
+        const bool last = is_last_to_begin(old, job.tiles());
+        shared.last_to_begin = last;
+        if (last) {
+            job.state()->begun = 0;
             write_header(job, T::DTYPE, T::SHAPE, small, T::SIZE, offset + words);
         }
     }
@@ -679,7 +703,8 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const AnyJob &job, uint32_t n
     if (job.progress() != nullptr) {
         barrier.sync();
         if (thread == 0)
-            encode_done(job, T::DTYPE | T::SHAPE << 4 | uint32_t(small) << 7, launch.seq);
+            encode_done(job, shared.last_to_begin != 0, shared.tail_offset + words,
+                        progress_coding<T>(small), launch.seq);
     }
 }
 
@@ -694,7 +719,8 @@ SIMT_DEVICE void encode_empty(const Launch &launch, uint32_t next_tile, Shared &
         return;
     write_header(job, T::DTYPE, T::SHAPE, job.small(), T::SIZE, 0);
     if (job.progress() != nullptr)
-        encode_done(job, T::DTYPE | T::SHAPE << 4 | uint32_t(job.small()) << 7, launch.seq);
+        simt::publish(job.progress(),
+                      progress_word(0, progress_coding<T>(job.small()), launch.seq));
 }
 
 // The tile in shared.job. kWholeOnly: it is whole, not small, and aligned to 16 bytes.
@@ -703,7 +729,7 @@ SIMT_DEVICE void encode_any_extent(const Launch &launch, uint32_t next_tile, Sha
                                    uint32_t thread, Barrier barrier)
 {
     const Job &job = shared.job;
-    const bool aligned = (reinterpret_cast<uintptr_t>(job.data()) & 15) == 0;
+    const bool aligned = is_aligned_16(job.data());
     auto start = [&] { leave_next_job(launch, next_tile, shared.next, thread / simt::LANES); };
     if constexpr (!kWholeOnly) {
         if (job.left() == 0)

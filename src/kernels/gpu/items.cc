@@ -110,13 +110,13 @@ struct Plans {
 };
 
 // Plans an item's chunks, and writes their words.
-Plans plan_item(const Geometry &g, format::Coding coding, Item &item)
+Plans plan_item(const Geometry &g, format::Coding coding, ItemLayout &layout)
 {
     const auto plan = rules_of(coding).plan;
     Plans plans;
-    plans.last = plan(g.last_length, item.value[1]);
+    plans.last = plan(g.last_length, layout.value[1]);
     if (g.chunk_count != 1)
-        plans.full = plan(g.chunk_length, item.value[0]);
+        plans.full = plan(g.chunk_length, layout.value[0]);
     return plans;
 }
 
@@ -125,32 +125,33 @@ void finish_pattern(const Geometry &g, format::Coding coding, const Plans &plans
 {
     const auto room = [](uint64_t all, uint64_t fixed) { return all > fixed ? all - fixed : 0; };
     const uint64_t flags = (coding.small_tiles ? JOB_SMALL : 0) | (g.add ? JOB_ADD : 0);
-    Item &item = pattern->item;
-    item.value[1][JOB_TAIL_ROOM] = room(g.last_room, plans.last.fixed);
-    item.value[1][JOB_FLAGS] = flags | JOB_LAST;
+    ItemLayout &layout = pattern->layout;
+    layout.value[1][JOB_TAIL_ROOM] = room(g.last_room, plans.last.fixed);
+    layout.value[1][JOB_FLAGS] = flags | JOB_LAST;
     uint64_t chunk_tiles = plans.last.tiles;
     pattern->tiles = plans.last.tiles;
     pattern->whole = plans.last.whole && !coding.small_tiles;
     if (g.chunk_count != 1) {
-        item.value[0][JOB_TAIL_ROOM] = room(g.chunk_stride, plans.full.fixed);
-        item.value[0][JOB_FLAGS] = flags;
+        layout.value[0][JOB_TAIL_ROOM] = room(g.chunk_stride, plans.full.fixed);
+        layout.value[0][JOB_FLAGS] = flags;
         chunk_tiles = plans.full.tiles;
         pattern->tiles += (g.chunk_count - 1) * chunk_tiles;
         pattern->whole = pattern->whole && plans.full.whole;
-        std::fill_n(item.chunk_step, size_t(JOB_WORDS), 0);
-        std::fill(item.chunk_step + JOB_MANTISSA, item.chunk_step + JOB_CHUNK + 1, g.chunk_stride);
-        item.chunk_step[JOB_DATA] = item.chunk_step[JOB_CHUNK_DATA] = g.chunk_length;
-        item.chunk_step[JOB_STATE] = sizeof(ChunkState);
-        item.chunk_step[JOB_PROGRESS] = g.has_progress ? sizeof(uint64_t) : 0;
+        std::fill_n(layout.chunk_step, size_t(JOB_WORDS), 0);
+        std::fill(layout.chunk_step + JOB_MANTISSA, layout.chunk_step + JOB_CHUNK + 1,
+                  g.chunk_stride);
+        layout.chunk_step[JOB_DATA] = layout.chunk_step[JOB_CHUNK_DATA] = g.chunk_length;
+        layout.chunk_step[JOB_STATE] = sizeof(ChunkState);
+        layout.chunk_step[JOB_PROGRESS] = g.has_progress ? sizeof(uint64_t) : 0;
     }
-    std::copy_n(rules_of(coding).tile_step.data(), size_t(JOB_WORDS), item.tile_step);
-    item.chunk_tiles = uint32_t(chunk_tiles);
-    item.chunk_count = g.chunk_count;
-    const uint32_t log2 = uint32_t(std::countr_zero(item.chunk_tiles));
-    item.chunk_log2 = item.chunk_tiles == uint32_t(1) << log2 ? log2 : 32;
-    item.dtype = coding.dtype;
-    item.shape = coding.shape;
-    item.any_shape = g.any_shape;
+    std::copy_n(rules_of(coding).tile_step.data(), size_t(JOB_WORDS), layout.tile_step);
+    layout.chunk_tiles = uint32_t(chunk_tiles);
+    layout.chunk_count = g.chunk_count;
+    const uint32_t log2 = uint32_t(std::countr_zero(layout.chunk_tiles));
+    layout.chunk_log2 = layout.chunk_tiles == uint32_t(1) << log2 ? log2 : 32;
+    layout.dtype = coding.dtype;
+    layout.shape = coding.shape;
+    layout.any_shape = g.any_shape;
 }
 
 constexpr format::Coding STORED = {format::DTYPE_BYTES, format::SHAPE_STORED, false};
@@ -200,6 +201,8 @@ zip_status_t check(const zip_gpu_item_t &in, size_t number, Action action, Kind 
     }
     if (small_tiles && shape == format::SHAPE_DENSE)
         return invalid("shape dense has no small tiles");
+    if (dtype == ZIP_DTYPE_FP64 && shape == format::SHAPE_COLUMNS)
+        return invalid("shape columns is not for fp64");
     if (in.chunks == nullptr)
         return invalid("chunks is null");
     if (reinterpret_cast<uintptr_t>(in.chunks) % CHUNKS_ALIGN != 0)
@@ -232,7 +235,7 @@ zip_status_t check(const zip_gpu_item_t &in, size_t number, Action action, Kind 
     const format::Coding coding{uint8_t(dtype), shape, small_tiles};
     Plans plans{};
     if (known)
-        plans = plan_item(g, coding, kind->pattern.item);
+        plans = plan_item(g, coding, kind->pattern.layout);
 
     // What a decode finds behind the fixed parts is the chunk's to say, and the kernel's to check.
     auto need = [&](const ChunkPlan &plan, uint64_t length) {
@@ -272,7 +275,7 @@ void make_pattern(const Geometry &geometry, format::Coding coding, Pattern *patt
 {
     if (coding.dtype == format::DTYPE_BYTES)
         coding = STORED; // has no small tiles
-    finish_pattern(geometry, coding, plan_item(geometry, coding, pattern->item), pattern);
+    finish_pattern(geometry, coding, plan_item(geometry, coding, pattern->layout), pattern);
 }
 
 void make_probe_pattern(uint64_t data_size, Pattern *pattern)
@@ -301,7 +304,7 @@ bool is_unknown(const zip_gpu_item_t &item, Action action)
            int(item.coding.shape) >= 0 && int(item.coding.shape) < ZIP_SHAPE_LAST;
 }
 
-const Kind *Kinds::find(const zip_gpu_item_t &item, size_t number, Action action)
+Kind *Kinds::find(const zip_gpu_item_t &item, size_t number, Action action)
 {
     // factors are odd: no bit of a word is lost
     uint64_t hash = 0, factor = UINT64_C(0x9e3779b97f4a7c15); // 2^64 over the golden ratio
@@ -313,6 +316,7 @@ const Kind *Kinds::find(const zip_gpu_item_t &item, size_t number, Action action
     if (kind.valid && kind.is_of(item, action) && has_good_addresses(item, action))
         return &kind;
     kind.valid = false;
+    kind.batch = 0;
     if (check(item, number, action, &kind) != ZIP_OK)
         return nullptr;
     kind.part = action == Action::PROBE ? PROBE_PART : part_of(item);

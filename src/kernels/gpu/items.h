@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Items as the kernels want them: checks what the caller gave, lays its chunks out, and writes
-// entries of the kernels' table. A batch is often a thousand items of a few lengths, whose layouts
-// cost more than everything else of a call: they are made once for all items that differ in their
-// addresses alone.
+// Items as the kernels want them: checks what the caller gave and lays its chunks out. A batch is
+// often a thousand items of a few lengths, whose layouts cost more than everything else of a call:
+// they are made once for all items that differ in their addresses alone.
 #ifndef ZIP_KERNELS_GPU_ITEMS_H
 #define ZIP_KERNELS_GPU_ITEMS_H
 
@@ -28,18 +27,18 @@ struct Geometry {
     bool small_tiles, add, any_shape, has_progress;
 };
 
-// An entry of the table but for what differs between items that are alike.
+// What items that are alike have in common.
 struct Pattern {
-    Item item;      // words that hold an address: what is added to the item's own
-    uint64_t tiles; // of all chunks
-    bool whole;     // they are whole, and not small
+    ItemLayout layout; // words that hold an address: what is added to the item's own
+    uint64_t tiles;    // of all chunks
+    bool whole;        // they are whole, and not small
 };
 
 struct Addresses {
     const void *data, *chunks;
     ChunkState *states; // of the item's first chunk
     const uint64_t *progress;
-    const void *probe; // see Item
+    const void *probe; // see ItemPlace
 };
 
 // The item under one coding.
@@ -47,41 +46,27 @@ void make_pattern(const Geometry &geometry, format::Coding coding, Pattern *patt
 // For zip_probe: the whole data is one piece, and there are no tiles.
 void make_probe_pattern(uint64_t data_size, Pattern *pattern);
 
-// Writes what there is of an entry: of an item of one chunk half of it (see Item).
-inline void write_item(Item &to, const Pattern &pattern, const Addresses &addresses,
-                       uint32_t first_tile)
+inline TableItem table_item(const Addresses &addresses, uint32_t layout, uint32_t first_tile,
+                            uint32_t first_chunk)
 {
-    const Item &from = pattern.item;
     const auto address = [](const void *p) { return reinterpret_cast<uintptr_t>(p); };
-    const uint64_t data = address(addresses.data), chunks = address(addresses.chunks),
-                   states = address(addresses.states), progress = address(addresses.progress);
-    const auto words = [&](uint64_t(&w)[JOB_WORDS], const uint64_t(&offset)[JOB_WORDS]) {
-        static_assert(JOB_DATA + 1 == JOB_MANTISSA && JOB_CHUNK + 1 == JOB_CHUNK_DATA &&
-                      JOB_CHUNK_DATA + 1 == JOB_STATE && JOB_STATE + 1 == JOB_PROGRESS &&
-                      JOB_PROGRESS + 1 == JOB_LENGTH);
-        w[JOB_DATA] = offset[JOB_DATA] + data;
-#pragma GCC unroll 16
-        for (uint32_t k = JOB_MANTISSA; k <= JOB_CHUNK; ++k)
-            w[k] = offset[k] + chunks;
-        w[JOB_CHUNK_DATA] = offset[JOB_CHUNK_DATA] + data;
-        w[JOB_STATE] = offset[JOB_STATE] + states;
-        w[JOB_PROGRESS] = offset[JOB_PROGRESS] + progress;
-        std::memcpy(w + JOB_LENGTH, offset + JOB_LENGTH, sizeof w - JOB_LENGTH * sizeof *w);
-    };
-    to.first_tile = first_tile;
-    to.chunk_tiles = from.chunk_tiles;
-    to.chunk_count = from.chunk_count;
-    to.chunk_log2 = from.chunk_log2;
-    if (from.chunk_count != 1) {
-        words(to.value[0], from.value[0]);
-        std::memcpy(to.chunk_step, from.chunk_step, sizeof to.chunk_step);
+    static_assert(ADDRESS_DATA == 0 && ADDRESS_CHUNKS == 1 && ADDRESS_STATES == 2 &&
+                  ADDRESS_PROGRESS == 3 && NO_ADDRESS == 4);
+    return {{first_tile, first_chunk, layout, addresses.probe},
+            {address(addresses.data), address(addresses.chunks), address(addresses.states),
+             address(addresses.progress), 0}};
+}
+
+inline InlineItem inline_item(const Addresses &addresses, const ItemLayout &layout,
+                              uint32_t first_tile, uint32_t first_chunk)
+{
+    const TableItem of_table = table_item(addresses, 0, first_tile, first_chunk);
+    InlineItem item{of_table.place, layout};
+    for (uint32_t w = 0; w < JOB_WORDS; ++w) {
+        for (auto &value : item.layout.value)
+            value[w] += of_table.address[address_of(w)];
     }
-    words(to.value[1], from.value[1]);
-    std::memcpy(to.tile_step, from.tile_step, sizeof to.tile_step);
-    to.probe = addresses.probe;
-    to.dtype = from.dtype;
-    to.shape = from.shape;
-    to.any_shape = from.any_shape;
+    return item;
 }
 
 // Launches of a batch: one for each type and shape, and one for the probes of unknown types, which
@@ -111,7 +96,8 @@ void for_each_offer(uint8_t shape, F &&f)
     f(uint8_t(format::DTYPE_BYTES), uint8_t(format::SHAPE_STORED));
     for (uint8_t dtype = format::DTYPE_BF16; dtype < format::DTYPES; ++dtype) {
         if (shape != ZIP_SHAPE_DEFAULT) {
-            f(dtype, shape);
+            f(dtype,
+              format::valid_coding({dtype, shape, false}) ? shape : uint8_t(format::SHAPE_22228));
             continue;
         }
         f(dtype, uint8_t(format::SHAPE_22228));
@@ -148,6 +134,9 @@ struct Kind {
     Geometry geometry{};
     uint32_t part = NO_PART; // NO_PART: of unknown type
     Pattern pattern{};       // under its coding; of unknown type: its probe's
+    // Its layout's number in the table of the batch with this number.
+    uint64_t batch = 0;
+    uint32_t layout = 0;
 };
 
 // Kinds of the last items.
@@ -155,8 +144,7 @@ class Kinds {
 public:
     // The kind of a batch's item, good until the next call; or null, and the calling thread's last
     // error says what is wrong with the item. `last` is null or what the call before returned.
-    const Kind *of(const zip_gpu_item_t &item, size_t number, Kernel::Action action,
-                   const Kind *last)
+    Kind *of(const zip_gpu_item_t &item, size_t number, Kernel::Action action, Kind *last)
     {
         const bool same = last != nullptr && last->is_of(item, action);
         return same && has_good_addresses(item, action) ? last : find(item, number, action);
@@ -173,7 +161,7 @@ private:
                  reinterpret_cast<uintptr_t>(item.chunks) % CHUNKS_ALIGN == 0 &&
                  reinterpret_cast<uintptr_t>(item.progress) % sizeof(uint64_t) == 0));
     }
-    const Kind *find(const zip_gpu_item_t &item, size_t number, Kernel::Action action);
+    Kind *find(const zip_gpu_item_t &item, size_t number, Kernel::Action action);
 
     std::array<Kind, 1 << LOG2_KINDS> kinds_;
 };

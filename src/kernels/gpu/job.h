@@ -12,6 +12,8 @@ namespace zip::gpu {
 
 constexpr uint32_t TILE_THREADS = 128;       // that work on a tile, all shapes but dense
 constexpr uint32_t DENSE_TILE_THREADS = 256; // on a tile of shape dense
+constexpr uint32_t PROBE_THREADS = 768;      // on a probe
+constexpr uint32_t COLUMNS_THREADS = 256;    // on the bases of a chunk's columns
 // With a limit on multiprocessors a thread block holds several workers of TILE_THREADS threads, so
 // many that it fills a multiprocessor: only then does the number of blocks bound the number of
 // multiprocessors.
@@ -89,43 +91,85 @@ ZIP_HOST_DEVICE constexpr uint64_t tile_step(format::Coding c, JobWord w)
 constexpr uint64_t JOB_LAST = 1, JOB_SMALL = 2,
                    JOB_ADD = 4; // the item's last chunk; small tiles; ZIP_GPU_ADD
 
-// One zip_gpu_item_t, under one coding. A chunk without a whole value (and so without tiles) counts
-// as one tile: somebody must write its header. A stored chunk's tiles are pieces of
+// What a zip_gpu_item_t is under one coding. A chunk without a whole value (and so without tiles)
+// counts as one tile: somebody must write its header. A stored chunk's tiles are pieces of
 // STORED_TILE_BYTES.
-struct alignas(16) Item {
-    uint32_t first_tile;  // of the launch's tiles
+struct alignas(16) ItemLayout {
     uint32_t chunk_tiles; // in every chunk but the last
     uint32_t chunk_count;
     uint32_t chunk_log2; // of chunk_tiles, or 32 if that is no power of two
+    uint16_t dtype, shape;
+    uint32_t any_shape; // not 0: a probe's shape does not matter
     // Word k of a job is value[last chunk][k] + chunk * chunk_step[k] + tile * tile_step[k], mod
     // 2^64. Where there is one chunk, value[0] and chunk_step hold anything; words of sections that
     // a stored chunk lacks mean nothing.
     uint64_t value[2][JOB_WORDS];
     uint64_t chunk_step[JOB_WORDS];
     uint64_t tile_step[JOB_WORDS];
-    const void *probe; // zip_probe_t on the device, or null. If it says another dtype or shape than
-                       // these, there is nothing to do. zip_probe writes it, of the JOB_LENGTH
-                       // bytes at JOB_DATA of the last chunk.
-    uint16_t dtype, shape;
-    uint32_t any_shape; // not 0: the probe's shape does not matter
 };
 
-// What workers on one chunk share. All zero between launches: who finishes a chunk clears it.
+// What an item of a launch has of its own.
+struct ItemPlace {
+    uint32_t first_tile, first_chunk; // of the launch's
+    uint32_t layout;                  // TableItem: its number in the launch's `layouts`
+    // zip_probe_t on the device, or null. If it says another dtype or shape than the layout, there
+    // is nothing to do. zip_probe writes it, of the JOB_LENGTH bytes at JOB_DATA of the last chunk.
+    const void *probe;
+};
+
+// An item in the kernel's argument: its layout has its addresses in it.
+struct InlineItem {
+    ItemPlace place;
+    ItemLayout layout;
+};
+
+// An item in device memory. A batch is often a thousand items of a few lengths: items that differ
+// in their addresses alone share a layout, whose words do not have the item's address in them yet.
+struct TableItem {
+    ItemPlace place;
+    uint64_t address[5]; // by address_of(); the last is 0
+};
+static_assert(sizeof(TableItem) == 64, "two to a line of 128 bytes, none over two");
+
+// Which address of its item a word is counted from.
+enum Address : uint32_t {
+    ADDRESS_DATA,
+    ADDRESS_CHUNKS,
+    ADDRESS_STATES,
+    ADDRESS_PROGRESS,
+    NO_ADDRESS
+};
+ZIP_HOST_DEVICE constexpr Address address_of(uint32_t w)
+{
+    return w == JOB_DATA || w == JOB_CHUNK_DATA ? ADDRESS_DATA
+           : w <= JOB_CHUNK                     ? ADDRESS_CHUNKS
+           : w == JOB_STATE                     ? ADDRESS_STATES
+           : w == JOB_PROGRESS                  ? ADDRESS_PROGRESS
+                                                : NO_ADDRESS;
+}
+
+// What workers on one chunk share. All zero between launches: the worker that begins a chunk's last
+// tile (in time) clears it.
 struct ChunkState {
-    uint64_t tail; // encode: tiles that have their part of the tail << 40 | words given out
-    uint64_t done; // tiles done, and, from bit 32, one for each that found its chunk corrupt
+    // Tiles begun << 40. Below: words of the tail that are given out (encode), tiles that found
+    // their chunk unsupported (decode).
+    uint64_t begun;
+    // Of the tiles but the one that began last: those that are done, and, from bit 32, those that
+    // found the chunk corrupt.
+    uint64_t done;
 };
 
 // Argument of every kernel, by value.
 struct Launch {
-    const Item *table; // device memory; null: `inline_items`
+    const TableItem *table;    // device memory; null: `inline_items`
+    const ItemLayout *layouts; // of the table's items
     ChunkState *states;
     uint32_t items;
-    uint32_t tiles; // of all items
-    uint32_t four;  // 4, so that no compiler knows: see simt::lookup_word()
+    uint32_t tiles, chunks; // of all items
+    uint32_t four;          // 4, so that no compiler knows: see simt::lookup_word()
     uint16_t seq;
     uint16_t reserved;
-    Item inline_items[INLINE_ITEMS];
+    InlineItem inline_items[INLINE_ITEMS];
 };
 static_assert(sizeof(Launch) <= 4096, "kernel arguments are at most 4 KiB on every back end");
 
@@ -140,12 +184,14 @@ static_assert(sizeof(Launch) <= 4096, "kernel arguments are at most 4 KiB on eve
 //       likewise, for launches whose tiles are all whole, not small and (encode) aligned to 16
 //       bytes: less code is faster code
 //   zip_encode_whole_<type>_<shape>, zip_decode_...
-//       a block of TILE_THREADS threads a tile, for launches of one item in the argument, whose
-//       type is known, with whole tiles that are not small and (decode) aligned to 16 bytes
+//       likewise, but a block a tile, for launches of one item in the argument, whose type is
+//       known, with whole tiles that are not small and (decode) aligned to 16 bytes
 //   zip_encode_bytes, zip_decode_bytes
 //       blocks of TILE_THREADS threads
 //   zip_probe
-//       blocks of TILE_THREADS threads, one an item
+//       blocks of PROBE_THREADS threads, one an item
+//   zip_columns_<type>
+//       blocks of COLUMNS_THREADS threads, one a chunk: before zip_encode_..._columns
 // But for zip_encode_whole_... and zip_decode_whole_... the blocks take the tiles in turn, whatever
 // their number. A batch takes a launch for each type and shape. driver.h says which exist.
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/gpu/columns.h"
 #include "kernels/gpu/decode.h"
 #include "kernels/gpu/encode.h"
 #include "kernels/gpu/job.h"
@@ -53,27 +54,37 @@ struct StoredMemory {
 
 template <class Barrier>
 SIMT_DEVICE void encode_stored(const Launch &launch, const Job &job, uint32_t thread,
-                               uint32_t threads, Barrier barrier)
+                               Barrier barrier)
 {
-    copy_piece(job.mantissa(), job.chunk_data(), job.length(), job.tile(), thread, threads);
+    uint64_t begun_before = 0;
+    if (thread == 0 && job.progress() != nullptr)
+        begun_before = begin_tile(job.state(), 0);
+    copy_piece(job.mantissa(), job.chunk_data(), job.length(), job.tile(), thread, TILE_THREADS);
     if (job.tile() == 0 && thread == 0)
         write_header(job, format::DTYPE_BYTES, format::SHAPE_STORED, false, 1, 0);
     if (job.progress() == nullptr)
         return;
     barrier.sync();
-    if (thread == 0)
-        encode_done(job, 0, launch.seq);
+    if (thread != 0)
+        return;
+    const bool last = is_last_to_begin(begun_before, job.tiles());
+    if (last)
+        job.state()->begun = 0;
+    encode_done(job, last, 0, 0, launch.seq);
 }
 
 template <class Barrier>
 SIMT_DEVICE void decode_stored(const Launch &launch, const Job &job, uint32_t &shared_status,
-                               uint32_t thread, uint32_t threads, Barrier barrier)
+                               uint32_t thread, Barrier barrier)
 {
+    uint64_t begun_before = 0;
     if (thread == 0) {
+        if (job.progress() != nullptr)
+            begun_before = begin_tile(job.state(), 0);
         const auto *const header = reinterpret_cast<const uint64_t *>(job.chunk());
         const uint64_t word = simt::load_hostile(header);
         const bool as_expected = (word & ~OPTIONAL_FLAGS) ==
-                                 expected_header(format::DTYPE_BYTES, format::SHAPE_STORED, false);
+                                 header_word(format::DTYPE_BYTES, format::SHAPE_STORED, false);
         // No tail; and the room holds the original, or the launcher would have refused the item.
         const bool ok = as_expected && simt::load_hostile(header + 1) == job.length() &&
                         simt::load_hostile(header + 2) == 0;
@@ -82,12 +93,13 @@ SIMT_DEVICE void decode_stored(const Launch &launch, const Job &job, uint32_t &s
     barrier.sync();
     const uint32_t status = shared_status;
     if (status == DONE)
-        copy_piece(job.chunk_data(), job.mantissa(), job.length(), job.tile(), thread, threads);
+        copy_piece(job.chunk_data(), job.mantissa(), job.length(), job.tile(), thread,
+                   TILE_THREADS);
     if (job.progress() == nullptr)
         return;
     barrier.sync();
     if (thread == 0)
-        decode_done(job, status, launch.seq);
+        decode_done(job, is_last_to_begin(begun_before, job.tiles()), status, launch.seq);
 }
 
 // A worker's tiles: one in `workers`. While it has a tile it finds its next job.
@@ -160,14 +172,13 @@ SIMT_DEVICE void encode_whole(const Launch &launch, uint32_t tile, Shared &share
                               Barrier barrier)
 {
     const InlineJob<T> job(launch, tile);
-    encode_tile<T, true, false>(
-            launch, job, launch.tiles, shared, thread,
-            (reinterpret_cast<uintptr_t>(job.data()) & 15) == 0 ? Reach::ALIGNED : Reach::SHIFTED,
-            barrier, [&] {
-                start_table(shared.compress, MOVE_TABLES.compress, thread);
-                clear_shared<T::THREADS, most_tail_words<T>()>(shared, thread);
-                barrier.sync();
-            });
+    encode_tile<T, true, false>(launch, job, launch.tiles, shared, thread,
+                                is_aligned_16(job.data()) ? Reach::ALIGNED : Reach::SHIFTED,
+                                barrier, [&] {
+                                    start_table(shared.compress, MOVE_TABLES.compress, thread);
+                                    clear_shared<T::THREADS, most_tail_words<T>()>(shared, thread);
+                                    barrier.sync();
+                                });
 }
 
 template <class T, class Shared, class Barrier>
@@ -214,15 +225,15 @@ SIMT_DEVICE void decode_whole(const Launch &launch, uint32_t tile, Shared &share
                                          simt::thread_index() % gpu::TILE_THREADS,                 \
                                          simt::WorkerBarrier{1 + own, gpu::TILE_THREADS});         \
     }
-// For every type all three shapes; what is for whole tiles alone not for fp64, which takes a
-// compiler long and is rare.
+// For every type all shapes but columns, which fp64 does not have. What is for whole tiles alone is
+// not for fp64 either, which takes a compiler long and is rare: ZIP_KERNEL_COMMON is a type's that
+// is not fp64.
 #define ZIP_KERNELS_ANY(direction, Memory, shape, SHAPE)                                           \
     ZIP_KERNEL_(direction, Memory, , shape, SHAPE, false, zip::gpu::TILE_THREADS,                  \
                 ZIP_KERNEL_BLOCKS)                                                                 \
     ZIP_KERNEL_FEW_(direction, Memory, few_, shape, SHAPE, false)
-#define ZIP_KERNELS_WHOLE(direction, Memory, shape, SHAPE, blocks)                                 \
-    SIMT_KERNEL(ZIP_JOIN(zip_##direction##_whole_, ZIP_KERNEL_TYPE, shape),                        \
-                zip::gpu::TILE_THREADS, blocks)                                                    \
+#define ZIP_KERNEL_WHOLE_(direction, Memory, shape, SHAPE, threads, blocks)                        \
+    SIMT_KERNEL(ZIP_JOIN(zip_##direction##_whole_, ZIP_KERNEL_TYPE, shape), threads, blocks)       \
     {                                                                                              \
         using namespace zip;                                                                       \
         SIMT_SHARED(gpu::Memory, shared);                                                          \
@@ -240,16 +251,38 @@ ZIP_KERNEL_(encode, DenseEncodeMemory, , dense, SHAPE_DENSE, false, zip::gpu::DE
             ZIP_KERNEL_BLOCKS / 2)
 ZIP_KERNEL_(decode, DenseDecodeMemory, , dense, SHAPE_DENSE, false, zip::gpu::DENSE_TILE_THREADS,
             ZIP_KERNEL_BLOCKS / 2)
-#ifdef ZIP_KERNEL_WHOLE
+#ifdef ZIP_KERNEL_COMMON
+ZIP_KERNELS_ANY(encode, EncodeMemory, columns, SHAPE_COLUMNS)
+ZIP_KERNELS_ANY(decode, DecodeMemory, columns, SHAPE_COLUMNS)
+SIMT_KERNEL(ZIP_JOIN(zip_, columns, ZIP_KERNEL_TYPE), zip::gpu::COLUMNS_THREADS, 2)
+{
+    using namespace zip;
+    SIMT_SHARED(gpu::ColumnsMemory, shared);
+    for (uint32_t i = simt::block_index(); i < launch.chunks; i += simt::block_count())
+        gpu::write_bases_of<gpu::TileTraits<ZIP_DTYPE(ZIP_KERNEL_DTYPE), format::SHAPE_COLUMNS>>(
+                launch, i, shared, simt::thread_index());
+}
 // H200, bf16, 256 MiB: 7 blocks are 6% faster than 8 for the encoder, whose tiles wait for each
 // other less; 6% slower for the decoder.
 constexpr uint32_t ENCODE_WHOLE_BLOCKS = 7;
-ZIP_KERNELS_WHOLE(encode, EncodeMemory, 22228, SHAPE_22228, ENCODE_WHOLE_BLOCKS)
-ZIP_KERNELS_WHOLE(encode, EncodeMemory, 11238, SHAPE_11238, ENCODE_WHOLE_BLOCKS)
-ZIP_KERNELS_WHOLE(encode, EncodeMemory, 38, SHAPE_38, ENCODE_WHOLE_BLOCKS)
-ZIP_KERNELS_WHOLE(decode, DecodeMemory, 22228, SHAPE_22228, ZIP_KERNEL_BLOCKS)
-ZIP_KERNELS_WHOLE(decode, DecodeMemory, 11238, SHAPE_11238, ZIP_KERNEL_BLOCKS)
-ZIP_KERNELS_WHOLE(decode, DecodeMemory, 38, SHAPE_38, ZIP_KERNEL_BLOCKS)
+ZIP_KERNEL_WHOLE_(encode, EncodeMemory, 22228, SHAPE_22228, zip::gpu::TILE_THREADS,
+                  ENCODE_WHOLE_BLOCKS)
+ZIP_KERNEL_WHOLE_(encode, EncodeMemory, 11238, SHAPE_11238, zip::gpu::TILE_THREADS,
+                  ENCODE_WHOLE_BLOCKS)
+ZIP_KERNEL_WHOLE_(encode, EncodeMemory, 38, SHAPE_38, zip::gpu::TILE_THREADS, ENCODE_WHOLE_BLOCKS)
+ZIP_KERNEL_WHOLE_(decode, DecodeMemory, 22228, SHAPE_22228, zip::gpu::TILE_THREADS,
+                  ZIP_KERNEL_BLOCKS)
+ZIP_KERNEL_WHOLE_(decode, DecodeMemory, 11238, SHAPE_11238, zip::gpu::TILE_THREADS,
+                  ZIP_KERNEL_BLOCKS)
+ZIP_KERNEL_WHOLE_(decode, DecodeMemory, 38, SHAPE_38, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)
+ZIP_KERNEL_WHOLE_(encode, EncodeMemory, columns, SHAPE_COLUMNS, zip::gpu::TILE_THREADS,
+                  ENCODE_WHOLE_BLOCKS)
+ZIP_KERNEL_WHOLE_(decode, DecodeMemory, columns, SHAPE_COLUMNS, zip::gpu::TILE_THREADS,
+                  ZIP_KERNEL_BLOCKS)
+ZIP_KERNEL_WHOLE_(encode, DenseEncodeMemory, dense, SHAPE_DENSE, zip::gpu::DENSE_TILE_THREADS,
+                  ZIP_KERNEL_BLOCKS / 2)
+ZIP_KERNEL_WHOLE_(decode, DenseDecodeMemory, dense, SHAPE_DENSE, zip::gpu::DENSE_TILE_THREADS,
+                  ZIP_KERNEL_BLOCKS / 2)
 ZIP_KERNEL_FEW_(encode, EncodeMemory, few_whole_, 22228, SHAPE_22228, true)
 ZIP_KERNEL_FEW_(encode, EncodeMemory, few_whole_, 38, SHAPE_38, true)
 ZIP_KERNEL_FEW_(decode, DecodeMemory, few_whole_, 22228, SHAPE_22228, true)
@@ -270,8 +303,7 @@ SIMT_KERNEL(zip_encode_bytes, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)
             [&](uint32_t next) {
                 gpu::leave_next_job(launch, next, shared.next, thread / simt::LANES);
                 if (shared.job.exists != 0)
-                    gpu::encode_stored(launch, shared.job, thread, gpu::TILE_THREADS,
-                                       simt::BlockBarrier{});
+                    gpu::encode_stored(launch, shared.job, thread, simt::BlockBarrier{});
             });
 }
 
@@ -285,18 +317,16 @@ SIMT_KERNEL(zip_decode_bytes, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)
             [] {},
             [&](uint32_t next) {
                 gpu::leave_next_job(launch, next, shared.next, thread / simt::LANES);
-                gpu::decode_stored(launch, shared.job, shared.status, thread, gpu::TILE_THREADS,
-                                   simt::BlockBarrier{});
+                gpu::decode_stored(launch, shared.job, shared.status, thread, simt::BlockBarrier{});
             });
 }
 
-SIMT_KERNEL(zip_probe, zip::gpu::TILE_THREADS, ZIP_KERNEL_BLOCKS)
+SIMT_KERNEL(zip_probe, zip::gpu::PROBE_THREADS, 1)
 {
     using namespace zip;
     SIMT_SHARED(gpu::ProbeMemory, shared);
-    const gpu::Item *const items = launch.table != nullptr ? launch.table : launch.inline_items;
     for (uint32_t i = simt::block_index(); i < launch.items; i += simt::block_count()) {
-        gpu::probe_item(items[i], shared, simt::thread_index(), simt::BlockBarrier{});
+        gpu::probe_item(launch, i, shared, simt::thread_index(), simt::BlockBarrier{});
         simt::BlockBarrier{}.sync();
     }
 }

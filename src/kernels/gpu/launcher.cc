@@ -58,7 +58,10 @@ std::string name_of(Kernel k)
         return "zip_probe";
     constexpr const char *DTYPE_NAMES[format::DTYPES] = {"bytes", "bf16", "fp32", "fp16",
                                                          "fp64",  "e4m3", "e5m2"};
-    constexpr const char *SHAPE_NAMES[format::SHAPES] = {"", "_22228", "_11238", "_38", "_dense"};
+    constexpr const char *SHAPE_NAMES[format::SHAPES] = {"",    "_22228", "_11238",
+                                                         "_38", "_dense", "_columns"};
+    if (k.action == Kernel::Action::COLUMNS)
+        return std::string("zip_columns_") + DTYPE_NAMES[k.dtype];
     return std::string(k.action == Kernel::Action::ENCODE ? "zip_encode_" : "zip_decode_") +
            (k.few ? "few_" : "") + (k.whole ? "whole_" : "") + DTYPE_NAMES[k.dtype] +
            SHAPE_NAMES[k.shape];
@@ -91,11 +94,25 @@ constexpr uint32_t MAX_UNKNOWN = 64;
 constexpr uint32_t UNKNOWN_PLACES =
         2 + 2 * (format::DTYPES - 1); // probe, stored, two shapes a type
 
-// A piece of a launch's table that is free again when the copy from it is done.
+// A batch's table on the host, which is free again when the copy from it is done.
 struct Slot {
-    Item *items = nullptr;  // pinned
+    void *memory = nullptr; // pinned
     void *copied = nullptr; // event
 };
+
+// Where a batch's items are written to: to the launches' arguments, or to a table, which is its
+// items and behind them the layouts that they share.
+struct Places {
+    InlineItem *inline_items; // null: a table
+    TableItem *items;
+    ItemLayout *layouts;
+    uint32_t layout_count; // so far
+};
+// `items` in the table and at least as much room for layouts.
+constexpr size_t table_bytes(size_t items, size_t layouts)
+{
+    return items * sizeof(TableItem) + layouts * sizeof(ItemLayout);
+}
 
 class Queue {
 public:
@@ -114,24 +131,27 @@ private:
         uint32_t count;       // its items
         uint32_t first, next; // its first place in the table, and that of its next item
         uint64_t tiles;       // of the items before that one
+        uint64_t chunks;      // likewise
         bool whole;           // all tiles are
         bool aligned;         // all originals are, to 16 bytes
         bool offered;         // to several kernels, most of which find that a probe chose another
     };
     zip_status_t count_parts(Action action, const zip_gpu_item_t *in, size_t count);
     zip_status_t fill(Action action, const zip_gpu_item_t *in, size_t count, zip_probe_t *results,
-                      Item *table);
+                      Places &places);
+    uint32_t layout_number(Kind &kind, Places &places) const;
     zip_status_t put(Part &part, const Pattern &pattern, const Addresses &addresses, size_t number,
-                     Item *table);
-    zip_status_t put_unknown(const Kind &kind, uint8_t shape, Addresses addresses, size_t number,
-                             Item *table);
-    zip_status_t launch_part(Kernel kernel, const Part &part, bool is_short,
+                     uint32_t layout, Places &places);
+    zip_status_t put_unknown(Kind &kind, uint8_t shape, Addresses addresses, size_t number,
+                             Places &places);
+    zip_status_t launch_part(Kernel kernel, const Part &part, uint32_t table_items, bool is_short,
                              zip_gpu_launch_t params);
     // Passes on what a call of the driver returned. After an error nobody knows what of the batch
     // is under way, nor whether a slot is free: the queue has failed.
     zip_status_t noting(zip_status_t status);
-    // Places in the table: an item has one, one of unknown type many.
-    size_t places() const
+    // Most items in a table: an item has one place, one of unknown type many. Each may have a
+    // layout of its own.
+    size_t most_places() const
     {
         return max_items_ + std::min(max_items_, MAX_UNKNOWN) * (UNKNOWN_PLACES - 1);
     }
@@ -144,13 +164,14 @@ private:
     zip_probe_t *probes_ = nullptr; // MAX_UNKNOWN, for encodes of unknown types
     // Table of a long batch. One is enough: the stream's launches are done with it when its next
     // copy into it begins.
-    Item *table_ = nullptr;
+    void *table_ = nullptr;
     std::vector<Slot> slots_;
     size_t next_slot_ = 0;
     Kinds kinds_;
+    uint64_t batch_ = 0; // number of the last one
     Part parts_[PARTS];
-    std::vector<Item> inline_items_; // of a batch that needs no table
-    Launch launch_{};                // the last one
+    std::vector<InlineItem> inline_items_; // of a batch that needs no table
+    Launch launch_{};                      // the last one
     bool failed_ = false;
     char failure_[ERROR_TEXT_SIZE] = ""; // the driver's first error
 };
@@ -168,11 +189,10 @@ Queue::~Queue()
     for (const Slot &slot : slots_) {
         if (slot.copied != nullptr)
             driver_.event_destroy(slot.copied);
-        if (slot.items != nullptr)
-            driver_.free_pinned(slot.items);
+        if (slot.memory != nullptr)
+            driver_.free_pinned(slot.memory);
     }
-    for (void *memory : {static_cast<void *>(states_), static_cast<void *>(probes_),
-                         static_cast<void *>(table_)}) {
+    for (void *memory : {static_cast<void *>(states_), static_cast<void *>(probes_), table_}) {
         if (memory != nullptr)
             driver_.free_device(memory);
     }
@@ -187,13 +207,12 @@ zip_status_t Queue::create(const zip_gpu_queue_params_t &params)
         return inside.status();
     max_items_ = params.max_items;
     max_chunks_ = params.max_chunks;
-    inline_items_.resize(std::min(places(), size_t(PARTS) * INLINE_ITEMS));
+    inline_items_.resize(std::min(most_places(), size_t(PARTS) * INLINE_ITEMS));
     stream_ = params.stream;
     zip_status_t status = ZIP_OK;
     auto step = [&status](zip_status_t s) { return (status = s) == ZIP_OK; };
-    auto device = [&](auto **memory_p, size_t count) {
+    auto device = [&](auto **memory_p, size_t size) {
         void *memory = nullptr;
-        const size_t size = count * sizeof **memory_p;
         if (!step(driver_.allocate_device(size, &memory)))
             return false;
         *memory_p = static_cast<std::remove_pointer_t<decltype(memory_p)>>(memory);
@@ -204,18 +223,17 @@ zip_status_t Queue::create(const zip_gpu_queue_params_t &params)
             return status;
         own_stream_ = true;
     }
-    if (!device(&states_, max_chunks_) || !device(&probes_, MAX_UNKNOWN))
+    if (!device(&states_, max_chunks_ * sizeof *states_) ||
+        !device(&probes_, MAX_UNKNOWN * sizeof *probes_))
         return status;
     if (params.slots != 0) {
-        if (!device(&table_, places()))
+        const size_t size = table_bytes(most_places(), most_places());
+        if (!device(&table_, size))
             return status;
         slots_.resize(params.slots);
         for (Slot &slot : slots_) {
-            void *memory = nullptr;
-            if (!step(driver_.allocate_pinned(places() * sizeof(Item), &memory)))
-                return status;
-            slot.items = static_cast<Item *>(memory);
-            if (!step(driver_.event_create(&slot.copied)))
+            if (!step(driver_.allocate_pinned(size, &slot.memory)) ||
+                !step(driver_.event_create(&slot.copied)))
                 return status;
         }
     }
@@ -258,8 +276,12 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
     const Inside inside(driver_);
     if (noting(inside.status()) != ZIP_OK)
         return inside.status();
+    ++batch_;
+    Places places{};
+    const uint32_t table_items = parts_[PARTS - 1].first + parts_[PARTS - 1].count;
     if (is_short) {
-        status = fill(action, in, count, results, inline_items_.data());
+        places.inline_items = inline_items_.data();
+        status = fill(action, in, count, results, places);
         if (status != ZIP_OK)
             return status;
     } else {
@@ -274,12 +296,13 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
             return status;
         if (!done)
             return fail(ZIP_ERR_NO_SPACE, "all %zu slots are in use", slots_.size());
-        status = fill(action, in, count, results, slot.items);
+        places.items = static_cast<TableItem *>(slot.memory);
+        places.layouts = reinterpret_cast<ItemLayout *>(places.items + table_items);
+        status = fill(action, in, count, results, places);
         if (status != ZIP_OK)
             return status;
-        const Part &last = parts_[PARTS - 1];
-        status = noting(driver_.copy_to_device(table_, slot.items,
-                                               (last.first + last.count) * sizeof(Item), stream_));
+        status = noting(driver_.copy_to_device(
+                table_, slot.memory, table_bytes(table_items, places.layout_count), stream_));
         if (status == ZIP_OK)
             status = noting(driver_.event_record(slot.copied, stream_));
         if (status != ZIP_OK)
@@ -290,7 +313,8 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
     for (uint32_t p = 0; p < PARTS; ++p) {
         if (parts_[p].count == 0)
             continue;
-        status = noting(launch_part(kernel_of_part(p, action), parts_[p], is_short, params));
+        status = noting(
+                launch_part(kernel_of_part(p, action), parts_[p], table_items, is_short, params));
         if (status != ZIP_OK)
             return status;
     }
@@ -301,7 +325,7 @@ zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count
 // fill()'s to say.
 zip_status_t Queue::count_parts(Action action, const zip_gpu_item_t *in, size_t count)
 {
-    std::fill(std::begin(parts_), std::end(parts_), Part{0, 0, 0, 0, true, true, false});
+    std::fill(std::begin(parts_), std::end(parts_), Part{0, 0, 0, 0, 0, true, true, false});
     if (action == Action::PROBE)
         parts_[PROBE_PART].count = uint32_t(count);
     for (size_t i = 0, first = 0; i < count && action != Action::PROBE; first = i) {
@@ -334,12 +358,12 @@ zip_status_t Queue::count_parts(Action action, const zip_gpu_item_t *in, size_t 
     return ZIP_OK;
 }
 
-// Checks the items and writes them to the table.
+// Checks the items and writes them to their places.
 zip_status_t Queue::fill(Action action, const zip_gpu_item_t *in, size_t count,
-                         zip_probe_t *results, Item *table)
+                         zip_probe_t *results, Places &places)
 {
     uint64_t chunks = 0;
-    const Kind *kind = nullptr;
+    Kind *kind = nullptr;
     for (size_t i = 0; i < count; ++i) {
         kind = kinds_.of(in[i], i, action, kind);
         if (kind == nullptr)
@@ -354,20 +378,46 @@ zip_status_t Queue::fill(Action action, const zip_gpu_item_t *in, size_t count,
                         i, max_chunks_);
         const zip_status_t status =
                 kind->part != NO_PART
-                        ? put(parts_[kind->part], kind->pattern, addresses, i, table)
-                        : put_unknown(*kind, uint8_t(in[i].coding.shape), addresses, i, table);
+                        ? put(parts_[kind->part], kind->pattern, addresses, i,
+                              layout_number(*kind, places), places)
+                        : put_unknown(*kind, uint8_t(in[i].coding.shape), addresses, i, places);
         if (status != ZIP_OK)
             return status;
     }
     return ZIP_OK;
 }
 
+// Another layout of a table.
+uint32_t add_layout(const ItemLayout &layout, Places &places)
+{
+    if (places.layouts == nullptr)
+        return 0;
+    places.layouts[places.layout_count] = layout;
+    return places.layout_count++;
+}
+
+// The number of a kind's layout in the batch's table.
+uint32_t Queue::layout_number(Kind &kind, Places &places) const
+{
+    if (kind.batch != batch_) {
+        kind.batch = batch_;
+        kind.layout = add_layout(kind.pattern.layout, places);
+    }
+    return kind.layout;
+}
+
 // The next item of a launch.
 zip_status_t Queue::put(Part &part, const Pattern &pattern, const Addresses &addresses,
-                        size_t number, Item *table)
+                        size_t number, uint32_t layout, Places &places)
 {
-    write_item(table[part.next++], pattern, addresses, uint32_t(part.tiles));
+    const auto first_tile = uint32_t(part.tiles), first_chunk = uint32_t(part.chunks);
+    if (places.inline_items != nullptr)
+        places.inline_items[part.next++] =
+                inline_item(addresses, pattern.layout, first_tile, first_chunk);
+    else
+        places.items[part.next++] = table_item(addresses, layout, first_tile, first_chunk);
     part.tiles += pattern.tiles;
+    part.chunks += pattern.layout.chunk_count;
     part.whole = part.whole && pattern.whole;
     part.aligned = part.aligned && reinterpret_cast<uintptr_t>(addresses.data) % 16 == 0;
     part.offered = part.offered || addresses.probe != nullptr;
@@ -378,35 +428,48 @@ zip_status_t Queue::put(Part &part, const Pattern &pattern, const Addresses &add
 }
 
 // An item of unknown type: a probe, and an item of each launch that it may find to be the best.
-zip_status_t Queue::put_unknown(const Kind &kind, uint8_t shape, Addresses addresses, size_t number,
-                                Item *table)
+zip_status_t Queue::put_unknown(Kind &kind, uint8_t shape, Addresses addresses, size_t number,
+                                Places &places)
 {
     Part &probes = parts_[PROBE_PART];
     addresses.probe = probes_ + (probes.next - probes.first);
-    zip_status_t status = put(probes, kind.pattern, addresses, number, table);
+    zip_status_t status =
+            put(probes, kind.pattern, addresses, number, layout_number(kind, places), places);
     for_each_offer(shape, [&](uint8_t dtype, uint8_t s) {
         Pattern pattern;
         make_pattern(kind.geometry, {dtype, s, kind.geometry.small_tiles}, &pattern);
         if (status == ZIP_OK)
-            status = put(parts_[part_of(dtype, s)], pattern, addresses, number, table);
+            status = put(parts_[part_of(dtype, s)], pattern, addresses, number,
+                         add_layout(pattern.layout, places), places);
     });
     return status;
 }
 
-zip_status_t Queue::launch_part(Kernel kernel, const Part &part, bool is_short,
-                                zip_gpu_launch_t params)
+zip_status_t Queue::launch_part(Kernel kernel, const Part &part, uint32_t table_items,
+                                bool is_short, zip_gpu_launch_t params)
 {
     Launch &launch = launch_;
     launch.states = states_;
     launch.items = part.count;
     launch.tiles = uint32_t(part.tiles);
+    launch.chunks = uint32_t(part.chunks);
     launch.seq = params.seq;
     launch.four = 4;
-    launch.table = is_short ? nullptr : table_ + part.first;
+    const auto *const table = static_cast<const TableItem *>(table_);
+    launch.table = is_short ? nullptr : table + part.first;
+    launch.layouts = is_short ? nullptr : reinterpret_cast<const ItemLayout *>(table + table_items);
     if (is_short)
         std::copy_n(inline_items_.data() + part.first, part.count, launch.inline_items);
     if (kernel.action == Action::PROBE)
-        return driver_.launch(kernel, launch.items, TILE_THREADS, false, stream_, launch);
+        return driver_.launch(kernel, launch.items, PROBE_THREADS, false, stream_, launch);
+    if (kernel.action == Action::ENCODE && kernel.shape == format::SHAPE_COLUMNS) {
+        const zip_status_t status = driver_.launch(
+                {Action::COLUMNS, false, false, kernel.dtype, kernel.shape},
+                params.max_sms != 0 ? std::min(launch.chunks, params.max_sms) : launch.chunks,
+                COLUMNS_THREADS, false, stream_, launch);
+        if (status != ZIP_OK)
+            return status;
+    }
 
     const DeviceInfo &info = driver_.info();
     const bool dense = kernel.shape == format::SHAPE_DENSE,
@@ -422,20 +485,19 @@ zip_status_t Queue::launch_part(Kernel kernel, const Part &part, bool is_short,
         kernel.whole = false;
     if (!exists(kernel))
         kernel.few = false;
-    const bool use_few = kernel.few;
     // A block a tile is fastest (H200: 4% at 256 MiB against blocks that take turns), but not where
     // blocks have nothing to do.
     const uint32_t resident = // blocks that the GPU holds
             info.multiprocessors *
-            (use_few ? std::max(RESIDENT_BLOCKS * TILE_THREADS / info.few_threads, 1u)
-                     : RESIDENT_BLOCKS);
-    const uint32_t most_blocks = limited                   ? params.max_sms
-                                 : use_few || part.offered ? resident
-                                                           : launch.tiles;
+            (kernel.few ? std::max(RESIDENT_BLOCKS * TILE_THREADS / info.few_threads, 1u)
+                        : RESIDENT_BLOCKS);
+    const uint32_t most_blocks = limited                      ? params.max_sms
+                                 : kernel.few || part.offered ? resident
+                                                              : launch.tiles;
     return driver_.launch(kernel, std::min(most_blocks, launch.tiles),
-                          dense     ? DENSE_TILE_THREADS
-                          : use_few ? info.few_threads
-                                    : TILE_THREADS,
+                          dense        ? DENSE_TILE_THREADS
+                          : kernel.few ? info.few_threads
+                                       : TILE_THREADS,
                           dense && limited, stream_, launch);
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/format.h"
 #include "kernels/gpu/job.h"
 #include "kernels/gpu/simt.h"
+#include "kernels/gpu/tile.h"
 
 namespace zip::gpu {
 
@@ -24,6 +25,10 @@ constexpr uint32_t PROBE_RANKS = format::shape_traits(format::SHAPE_22228).symbo
 static_assert(PROBE_RANKS == format::shape_traits(format::SHAPE_11238).symbols);
 static_assert(PROBE_TYPES * PROBE_SHAPES <= simt::LANES);
 
+static_assert(PROBE_PARTS * PROBE_PART_WORDS == PROBE_THREADS, "a thread a word");
+constexpr uint32_t PROBE_GROUPS = PROBE_THREADS / simt::LANES;
+static_assert(PROBE_PART_WORDS % simt::LANES == 0, "a lane group's words are of one part");
+
 struct ProbeMemory {
     // Of each part of the sample, counts by exponent: of 16-bit words at even and odd places, of
     // bytes (bits 2 to 6) at even and odd places, of 64-bit words (symbols of fp64).
@@ -33,6 +38,7 @@ struct ProbeMemory {
     Part part[PROBE_PARTS];
     uint32_t largest[PROBE_PARTS], words[PROBE_PARTS], no_symbol[PROBE_PARTS]; // fp64
     uint32_t bits[PROBE_TYPES][PROBE_SHAPES], values[PROBE_TYPES];
+    double ratio[PROBE_TYPES * PROBE_SHAPES];
 };
 
 // 8 bytes at any address.
@@ -70,6 +76,26 @@ SIMT_DEVICE uint32_t probe_count(const ProbeMemory &m, uint32_t part, uint32_t d
     }
 }
 
+// Bits behind level 1 of `values` values with these commonest counts, coded or else kept.
+template <uint8_t kShape>
+SIMT_DEVICE uint32_t probe_bits(const uint32_t (&top)[PROBE_RANKS], uint32_t values, uint32_t dtype)
+{
+    constexpr format::ShapeTraits SHAPE = format::shape_traits(kShape);
+    uint32_t bits = 0, escaped = values, rank = 0;
+    SIMT_UNROLL
+    for (uint32_t level = 0; level < SHAPE.levels; ++level) {
+        if (level != 0)
+            bits += SHAPE.width[level] * escaped;
+        SIMT_UNROLL
+        for (uint32_t i = 0; i + 1 < 1u << SHAPE.width[level]; ++i)
+            escaped -= top[rank++];
+    }
+    bits += 8 * escaped;
+    const uint32_t raw =
+            (format::type_traits(uint8_t(dtype)).exponent_bits - SHAPE.width[0]) * values;
+    return bits < raw ? bits : raw;
+}
+
 // Adds a part's bits behind level 1 under one type; a lane group's.
 SIMT_DEVICE void probe_type(ProbeMemory &m, uint32_t part, uint32_t dtype, uint32_t lane)
 {
@@ -86,145 +112,122 @@ SIMT_DEVICE void probe_type(ProbeMemory &m, uint32_t part, uint32_t dtype, uint3
     if (dtype == format::DTYPE_FP64 && m.no_symbol[part] != 0)
         sum = m.words[part];
     // The commonest counts, by turns: the largest, and the lane that had it gives it away.
-    uint32_t top = 0; // lane r: that of rank r
+    uint32_t top[PROBE_RANKS];
+    SIMT_UNROLL
     for (uint32_t rank = 0; rank < PROBE_RANKS; ++rank) {
-        uint32_t best = 0;
+        uint32_t own = 0;
         SIMT_UNROLL
         for (uint32_t i = 0; i < OWN; ++i)
-            best = count[i] > best ? count[i] : best;
-        const uint32_t own = best;
+            own = count[i] > own ? count[i] : own;
+        const uint32_t best = simt::max_all(own * simt::LANES + lane);
+        top[rank] = best / simt::LANES;
+        bool mine = best % simt::LANES == lane;
         SIMT_UNROLL
-        for (uint32_t d = 1; d < simt::LANES; d *= 2) {
-            const uint32_t other = simt::shuffle_xor(best, d);
-            best = other > best ? other : best;
+        for (uint32_t i = 0; i < OWN; ++i) {
+            const bool taken = mine && count[i] == own;
+            count[i] = taken ? 0 : count[i];
+            mine = mine && !taken;
         }
-        const uint32_t winner = simt::find_first(simt::ballot(own == best));
-        if (lane == winner) {
-            bool taken = false;
-            SIMT_UNROLL
-            for (uint32_t i = 0; i < OWN; ++i) {
-                if (!taken && count[i] == best) {
-                    count[i] = 0;
-                    taken = true;
-                }
-            }
-        }
-        if (lane == rank)
-            top = best;
     }
-    const uint8_t shapes[PROBE_SHAPES] = {format::SHAPE_22228, format::SHAPE_11238};
-    SIMT_UNROLL
-    for (uint32_t s = 0; s < PROBE_SHAPES; ++s) {
-        const format::ShapeTraits shape = format::shape_traits(shapes[s]);
-        uint32_t bits = 0, escaped = sum, rank = 0;
-        for (uint32_t level = 0; level < shape.levels; ++level) {
-            if (level != 0)
-                bits += shape.width[level] * escaped;
-            for (uint32_t end = rank + (1u << shape.width[level]) - 1; rank < end; ++rank)
-                escaped -= simt::shuffle(top, rank);
-        }
-        bits += 8 * escaped;
-        const uint32_t raw =
-                (format::type_traits(uint8_t(dtype)).exponent_bits - shape.width[0]) * sum;
-        if (lane == 0)
-            simt::atomic_add_shared(&m.bits[dtype - 1][s], bits < raw ? bits : raw);
-    }
-    if (lane == 0)
-        simt::atomic_add_shared(&m.values[dtype - 1], sum);
+    if (lane != 0)
+        return;
+    simt::atomic_add_shared(&m.bits[dtype - 1][0],
+                            probe_bits<format::SHAPE_22228>(top, sum, dtype));
+    simt::atomic_add_shared(&m.bits[dtype - 1][1],
+                            probe_bits<format::SHAPE_11238>(top, sum, dtype));
+    simt::atomic_add_shared(&m.values[dtype - 1], sum);
 }
 
-// Judges one item with a block of TILE_THREADS threads.
-template <class Barrier>
-SIMT_DEVICE void probe_item(const Item &item, ProbeMemory &m, uint32_t thread, Barrier barrier)
+// f<dtype>() for every type that is coded.
+template <class F>
+SIMT_DEVICE void for_each_type(F f)
 {
-    const auto *const data = reinterpret_cast<const uint8_t *>(item.value[1][JOB_DATA]);
-    const uint64_t length = item.value[1][JOB_LENGTH];
-    auto *const result = static_cast<zip_probe_t *>(const_cast<void *>(item.probe));
+    f.template operator()<format::DTYPE_BF16>();
+    f.template operator()<format::DTYPE_FP32>();
+    f.template operator()<format::DTYPE_FP16>();
+    f.template operator()<format::DTYPE_FP64>();
+    f.template operator()<format::DTYPE_E4M3>();
+    f.template operator()<format::DTYPE_E5M2>();
+}
+
+// The ratio to expect under a type and a shape.
+template <uint8_t kDtype, uint8_t kShape>
+SIMT_DEVICE double probe_ratio(uint64_t length, uint32_t bits, uint32_t values)
+{
+    const format::Layout l = format::layout_of({kDtype, kShape, false}, length);
+    return (double(l.tail) + double(l.values) * (double(bits) / values) / 8) / double(length);
+}
+
+// Judges a buffer with a block of PROBE_THREADS threads.
+template <class Barrier>
+SIMT_DEVICE void probe_data(const uint8_t *data, uint64_t length, zip_probe_t *result,
+                            ProbeMemory &m, uint32_t thread, Barrier barrier)
+{
     const uint32_t lane = thread % simt::LANES, group = thread / simt::LANES;
     if (length < 8 || length > format::MAX_CODED_LENGTH) { // the same for all threads
         if (thread == 0)
             *result = {ZIP_DTYPE_BYTES, ZIP_SHAPE_DEFAULT, 1, 0};
         return;
     }
-    for (uint32_t i = thread; i < sizeof(m) / 4; i += TILE_THREADS)
-        reinterpret_cast<uint32_t *>(&m)[i] = 0;
-
-    // All loads first: their latency is most of the time.
-    constexpr uint32_t OWN =
-            PROBE_PARTS * PROBE_PART_WORDS / TILE_THREADS; // words of the sample a thread
+    // The load first: its latency is much of the time.
     const bool all = length <= PROBE_PIECES * PROBE_PIECE;
     const uint64_t step = all ? PROBE_PIECE : (length - PROBE_PIECE) / (PROBE_PIECES - 1);
-    uint64_t word[OWN];
-    uint32_t exists = 0;
-    SIMT_UNROLL
-    for (uint32_t i = 0; i < OWN; ++i) {
-        const uint32_t w = thread + i * TILE_THREADS, piece = w / (PROBE_PIECE / 8),
-                       in_piece = w % (PROBE_PIECE / 8);
-        const uint64_t at = step * piece / 8 * 8 + 8 * in_piece;
-        word[i] = 0;
-        if (at + 8 <= length) {
-            word[i] = load_word(data + at);
-            exists |= 1u << i;
-        }
-    }
+    const uint32_t part = thread / PROBE_PART_WORDS;
+    const uint64_t at =
+            step * (thread / (PROBE_PIECE / 8)) / 8 * 8 + 8 * (thread % (PROBE_PIECE / 8));
+    const bool exists = at + 8 <= length;
+    const uint64_t x = exists ? load_word(data + at) : 0;
+    for (uint32_t i = thread; i < sizeof(m) / 4; i += PROBE_THREADS)
+        reinterpret_cast<uint32_t *>(&m)[i] = 0;
     barrier.sync();
-    SIMT_UNROLL
-    for (uint32_t i = 0; i < OWN; ++i) {
-        if ((exists >> i & 1) == 0)
-            continue;
-        const uint32_t w = thread + i * TILE_THREADS, part = w / PROBE_PART_WORDS;
-        ProbeMemory::Part &p = m.part[part];
-        const uint64_t x = word[i];
+    ProbeMemory::Part &p = m.part[part];
+    if (exists) {
         SIMT_UNROLL
         for (uint32_t k = 0; k < 4; ++k)
             simt::atomic_add_shared(&p.half[k & 1][x >> (16 * k + 7) & 0xff], 1);
-        if (w % 2 == 0) {
+        if (thread % 2 == 0) {
             SIMT_UNROLL
             for (uint32_t k = 0; k < 8; ++k)
                 simt::atomic_add_shared(&p.byte[k & 1][x >> (8 * k + 2) & 0x1f], 1);
         }
-        simt::atomic_add_shared(&m.words[part], 1);
-        const uint32_t exponent = uint32_t(x >> 52) & 0x7ff;
-        if (exponent != format::FP64_INFINITY)
-            simt::atomic_max_shared(&m.largest[part], exponent);
+    }
+    const uint32_t exponent = uint32_t(x >> 52) & 0x7ff;
+    const uint32_t words = simt::popcount(simt::ballot(exists)),
+                   largest = simt::max_all(exponent != format::FP64_INFINITY ? exponent : 0);
+    if (lane == 0) {
+        simt::atomic_add_shared(&m.words[part], words);
+        simt::atomic_max_shared(&m.largest[part], largest);
     }
     barrier.sync();
-    SIMT_UNROLL
-    for (uint32_t i = 0; i < OWN; ++i) {
-        if ((exists >> i & 1) == 0)
-            continue;
-        const uint32_t part = (thread + i * TILE_THREADS) / PROBE_PART_WORDS;
-        const uint32_t symbol = format::fp64_symbol(uint32_t(word[i] >> 52) & 0x7ff,
-                                                    format::fp64_base(m.largest[part]));
+    if (exists) {
+        const uint32_t symbol = format::fp64_symbol(exponent, format::fp64_base(m.largest[part]));
         if (symbol == format::NO_SYMBOL)
             m.no_symbol[part] = 1;
         else
-            simt::atomic_add_shared(&m.part[part].wide[symbol], 1);
+            simt::atomic_add_shared(&p.wide[symbol], 1);
     }
     barrier.sync();
-    for (uint32_t i = group; i < PROBE_PARTS * PROBE_TYPES; i += TILE_THREADS / simt::LANES)
-        probe_type(m, i / PROBE_TYPES, 1 + i % PROBE_TYPES, lane);
+    static_assert(PROBE_PARTS * PROBE_TYPES <= PROBE_GROUPS);
+    if (group < PROBE_PARTS * PROBE_TYPES)
+        probe_type(m, group / PROBE_TYPES, 1 + group % PROBE_TYPES, lane);
     barrier.sync();
-    if (group != 0)
-        return;
 
-    // A lane a type and shape; then lane 0 compares.
-    double ratio = 2;
-    if (lane < PROBE_TYPES * PROBE_SHAPES) {
-        const uint32_t t = lane / PROBE_SHAPES, s = lane % PROBE_SHAPES;
-        const format::Coding coding{uint8_t(1 + t),
-                                    s == 0 ? format::SHAPE_22228 : format::SHAPE_11238, false};
-        const format::Layout l = format::layout_of(coding, length);
-        ratio = (double(l.tail) + double(l.values) * (double(m.bits[t][s]) / m.values[t]) / 8) /
-                double(length);
-    }
-    auto *const ratios = reinterpret_cast<double *>(&m.part[0]); // whose counts are read no more
-    simt::sync_lanes();
-    if (lane < PROBE_TYPES * PROBE_SHAPES)
-        ratios[lane] = ratio;
-    simt::sync_lanes();
-    if (lane != 0)
+    // A lane group a type and shape; then one thread compares.
+    static_assert(PROBE_TYPES * PROBE_SHAPES <= PROBE_GROUPS);
+    for_each_type([&]<uint8_t kDtype>() {
+        const uint32_t t = kDtype - 1;
+        if (group / PROBE_SHAPES != t || lane != 0)
+            return;
+        m.ratio[group] = group % PROBE_SHAPES == 0
+                                 ? probe_ratio<kDtype, format::SHAPE_22228>(length, m.bits[t][0],
+                                                                            m.values[t])
+                                 : probe_ratio<kDtype, format::SHAPE_11238>(length, m.bits[t][1],
+                                                                            m.values[t]);
+    });
+    barrier.sync();
+    if (thread != 0)
         return;
+    const double *const ratios = m.ratio;
     zip_probe_t probe = {ZIP_DTYPE_BYTES, ZIP_SHAPE_DEFAULT, 1, 0};
     double best = 2, other = 2;
     // The host's order of types, for equal ratios.
@@ -248,6 +251,27 @@ SIMT_DEVICE void probe_item(const Item &item, ProbeMemory &m, uint32_t thread, B
                  sure_seen = seen < PROBE_SURE_BYTES ? seen / PROBE_SURE_BYTES : 1;
     probe.confidence = float(sure_gap * sure_seen);
     *result = probe;
+}
+
+// Judges one of the launch's items.
+template <class Barrier>
+SIMT_DEVICE void probe_item(const Launch &launch, uint32_t number, ProbeMemory &m, uint32_t thread,
+                            Barrier barrier)
+{
+    uint64_t data = 0, length = 0;
+    const void *result = nullptr;
+    const auto take = [&](const auto &item) {
+        const ItemLayout &layout = layout_of(launch, item);
+        data = address_in(item, JOB_DATA) + layout.value[1][JOB_DATA];
+        length = layout.value[1][JOB_LENGTH];
+        result = item.place.probe;
+    };
+    if (launch.table == nullptr)
+        take(launch.inline_items[number]);
+    else
+        take(launch.table[number]);
+    probe_data(reinterpret_cast<const uint8_t *>(data), length,
+               static_cast<zip_probe_t *>(const_cast<void *>(result)), m, thread, barrier);
 }
 
 } // namespace zip::gpu

@@ -31,8 +31,7 @@
 //   NAMED_BARRIERS  whether parts of a block can have barriers of their own. Without them (HIP)
 //                   the kernels for few multiprocessors run one worker a block.
 //   FEW_THREADS     hence the most threads of these kernels' blocks: as many workers as shared
-//   memory
-//                   has room for.
+//                   memory has room for.
 //
 // Places
 //   thread_index(), thread_count() of the block, block_index(), block_count(), lane_index()
@@ -48,9 +47,9 @@
 //   any(p)             whether p holds in any lane
 //   ballot(p)          bit i: p in lane i
 //   shuffle(v, lane)   v of that lane (mod 32)
-//   shuffle_up(v, d)   v of the lane d below; the own v in lanes below d
-//   add_up(v, d)       v plus shuffle_up(v, d), but v in lanes below d
+//   add_up(v, d)       v plus that of the lane d below, but v in lanes below d
 //   shuffle_xor(v, m)  v of lane (own ^ m)
+//   max_all(v)         the largest v
 //
 // Bits
 //   byte_perm(a, b, s)          byte i of the result: nibble i of s (of four) picks one of the
@@ -59,9 +58,9 @@
 //   funnel_left(lo, hi, n)      upper half of hi:lo << (n mod 32)
 //   funnel_right(lo, hi, n)     lower half of hi:lo >> (n mod 32)
 //   popcount(v), find_first(v)  v != 0: number of its lowest set bit
+//   select(mask, a, b)          a where the mask is set, else b
 //
 // Shared memory
-//   select(mask, a, b)           a where the mask is set, else b
 //   lookup_word(table, word, k, four)  table[byte k of word], of words. `four` is 4, but nothing
 //                                that a compiler knows, for otherwise NVIDIA's makes a shift of the
 //                                multiplication, and shifts are short where these are not
@@ -78,12 +77,12 @@
 //   load_hostile(p)                     done exactly once: what was checked is what is used
 //   prefetch(p)                         p may be any address of the allocation
 //   atomic_add(p, v)                    of a uint64_t, returns the old value, orders nothing
-//   atomic_add_acq_rel(p, v)            likewise; what this thread saw or wrote before (and what it
-//                                       saw at a barrier before) is seen by who adds later
-//   fence_device()                      orders the own writes before, and after, for the device
+//   add_release(p, v)                   likewise, but returns nothing, and waits for no answer
+//   load_acquire(p)                     of a uint64_t, to wait for others' add_release(): who reads
+//                                       the sum sees all that they saw or wrote before (and saw at
+//                                       a barrier before)
 //   publish(p, v)                       stores v to a word that a CPU may read; who reads v sees
-//   all
-//                                       that the storing thread saw or wrote before
+//                                       all that the storing thread saw or wrote before
 //
 // Arithmetic on bit patterns, IEEE, round to nearest even, denormals kept. A NaN's payload is
 // undefined.

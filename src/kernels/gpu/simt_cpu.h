@@ -39,7 +39,7 @@ constexpr bool NAMED_BARRIERS = true;
 namespace cpu {
 
 using Place = std::source_location;
-enum class Collective { SYNC, ANY, BALLOT, SHUFFLE, SHUFFLE_UP, SHUFFLE_XOR };
+enum class Collective { SYNC, ANY, BALLOT, SHUFFLE, ADD_UP, SHUFFLE_XOR, MAX_ALL };
 
 struct ThreadPlace {
     uint32_t thread, threads, block, blocks;
@@ -152,14 +152,13 @@ inline uint32_t shuffle(uint32_t v, uint32_t lane, cpu::Place place = cpu::Place
 {
     return cpu::collective(cpu::Collective::SHUFFLE, v, lane, place);
 }
-inline uint32_t shuffle_up(uint32_t v, uint32_t d, cpu::Place place = cpu::Place::current())
-{
-    return cpu::collective(cpu::Collective::SHUFFLE_UP, v, d, place);
-}
 inline uint32_t add_up(uint32_t v, uint32_t d, cpu::Place place = cpu::Place::current())
 {
-    const uint32_t below = shuffle_up(v, d, place);
-    return thread_index() % LANES >= d ? v + below : v;
+    return cpu::collective(cpu::Collective::ADD_UP, v, d, place);
+}
+inline uint32_t max_all(uint32_t v, cpu::Place place = cpu::Place::current())
+{
+    return cpu::collective(cpu::Collective::MAX_ALL, v, 0, place);
 }
 inline uint32_t shuffle_xor(uint32_t v, uint32_t m, cpu::Place place = cpu::Place::current())
 {
@@ -274,16 +273,17 @@ inline uint64_t atomic_add(uint64_t *p, uint64_t v, cpu::Place place = cpu::Plac
     cpu::preemption_point();
     return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
 }
-inline uint64_t atomic_add_acq_rel(uint64_t *p, uint64_t v,
-                                   cpu::Place place = cpu::Place::current())
+inline void add_release(uint64_t *p, uint64_t v, cpu::Place place = cpu::Place::current())
 {
     cpu::check_aligned(p, sizeof *p, place);
     cpu::preemption_point();
-    return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
+    __atomic_fetch_add(p, v, __ATOMIC_RELEASE);
 }
-inline void fence_device()
+inline uint64_t load_acquire(const uint64_t *p, cpu::Place place = cpu::Place::current())
 {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    cpu::check_aligned(p, sizeof *p, place);
+    cpu::preemption_point();
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
 inline void publish(uint64_t *p, uint64_t v, cpu::Place place = cpu::Place::current())
 {

@@ -69,10 +69,6 @@ SIMT_DEVICE uint32_t shuffle(uint32_t v, uint32_t lane)
 {
     return __shfl_sync(ALL_LANES, v, int(lane));
 }
-SIMT_DEVICE uint32_t shuffle_up(uint32_t v, uint32_t d)
-{
-    return __shfl_up_sync(ALL_LANES, v, d);
-}
 // One instruction less than with a comparison: the shuffle itself says whether there is such a
 // lane.
 SIMT_DEVICE uint32_t add_up(uint32_t v, uint32_t d)
@@ -86,6 +82,10 @@ SIMT_DEVICE uint32_t add_up(uint32_t v, uint32_t d)
                  : "+r"(v)
                  : "r"(d));
     return v;
+}
+SIMT_DEVICE uint32_t max_all(uint32_t v)
+{
+    return __reduce_max_sync(ALL_LANES, v);
 }
 SIMT_DEVICE uint32_t shuffle_xor(uint32_t v, uint32_t m)
 {
@@ -273,18 +273,20 @@ SIMT_DEVICE uint64_t atomic_add(uint64_t *p, uint64_t v)
 {
     return atomicAdd(reinterpret_cast<unsigned long long *>(p), v);
 }
-SIMT_DEVICE uint64_t atomic_add_acq_rel(uint64_t *p, uint64_t v)
+SIMT_DEVICE void add_release(uint64_t *p, uint64_t v)
 {
-    uint64_t old;
-    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
-                 : "=l"(old)
-                 : "l"(__cvta_generic_to_global(p)), "l"(v)
+    asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)),
+                 "l"(v)
                  : "memory");
-    return old;
 }
-SIMT_DEVICE void fence_device()
+SIMT_DEVICE uint64_t load_acquire(const uint64_t *p)
 {
-    __threadfence();
+    uint64_t v;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];"
+                 : "=l"(v)
+                 : "l"(__cvta_generic_to_global(p))
+                 : "memory");
+    return v;
 }
 SIMT_DEVICE void publish(uint64_t *p, uint64_t v)
 {

@@ -84,19 +84,23 @@ SIMT_DEVICE uint32_t shuffle(uint32_t v, uint32_t lane)
     const uint32_t from = (wave_lane() & LANES) | lane % LANES;
     return uint32_t(__builtin_amdgcn_ds_bpermute(int(from * 4), int(v)));
 }
-SIMT_DEVICE uint32_t shuffle_up(uint32_t v, uint32_t d)
-{
-    const uint32_t own = wave_lane() % LANES;
-    return shuffle(v, own >= d ? own - d : own);
-}
 SIMT_DEVICE uint32_t add_up(uint32_t v, uint32_t d)
 {
-    const uint32_t below = shuffle_up(v, d);
-    return wave_lane() % LANES >= d ? v + below : v;
+    const uint32_t own = wave_lane() % LANES, below = shuffle(v, own >= d ? own - d : own);
+    return own >= d ? v + below : v;
 }
 SIMT_DEVICE uint32_t shuffle_xor(uint32_t v, uint32_t m)
 {
     return shuffle(v, wave_lane() ^ m);
+}
+SIMT_DEVICE uint32_t max_all(uint32_t v)
+{
+    SIMT_UNROLL
+    for (uint32_t d = 1; d < LANES; d *= 2) {
+        const uint32_t other = shuffle_xor(v, d);
+        v = other > v ? other : v;
+    }
+    return v;
 }
 
 SIMT_DEVICE uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t selector)
@@ -212,13 +216,13 @@ SIMT_DEVICE uint64_t atomic_add(uint64_t *p, uint64_t v)
 {
     return __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
-SIMT_DEVICE uint64_t atomic_add_acq_rel(uint64_t *p, uint64_t v)
+SIMT_DEVICE void add_release(uint64_t *p, uint64_t v)
 {
-    return __hip_atomic_fetch_add(p, v, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+    __hip_atomic_fetch_add(p, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
 }
-SIMT_DEVICE void fence_device()
+SIMT_DEVICE uint64_t load_acquire(const uint64_t *p)
 {
-    __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent");
+    return __hip_atomic_load(p, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
 }
 SIMT_DEVICE void publish(uint64_t *p, uint64_t v)
 {

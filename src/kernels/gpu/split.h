@@ -22,6 +22,7 @@ using simt::U32x4;
 template <uint8_t kDtype, uint8_t kShape>
 struct TileTraits {
     static constexpr uint8_t DTYPE = kDtype, SHAPE = kShape;
+    static constexpr bool COLUMNS = SHAPE == format::SHAPE_COLUMNS;
     static constexpr format::Coding CODING{kDtype, kShape, false};
     static constexpr format::TypeTraits TYPE = format::type_traits(kDtype);
     static constexpr format::ShapeTraits CASCADE = format::shape_traits(kShape);
@@ -38,6 +39,7 @@ struct TileTraits {
     static constexpr bool MANTISSA_BYTES = TYPE.mantissa_is_bytes();
     static constexpr uint32_t WIDTH1 = CASCADE.width[0];
     static constexpr uint32_t E = TYPE.exponent_bits;
+    static constexpr uint32_t LOW = TYPE.low_bytes > 2 ? 2 : TYPE.low_bytes; // bytes in section LOW
 };
 
 // A tile's geometry: what the format calls a group is a lane group's blocks (but in shape dense).
@@ -156,6 +158,11 @@ SIMT_DEVICE U32x4 load_part(const uint8_t *p, uint32_t bytes)
     return {w[0], w[1], w[2], w[3]};
 }
 
+SIMT_DEVICE bool is_aligned_16(const void *p)
+{
+    return (reinterpret_cast<uintptr_t>(p) & 15) == 0;
+}
+
 // How a tile's original is reached.
 enum class Reach : uint32_t {
     ALIGNED, // whole tile, 16-byte aligned
@@ -185,7 +192,7 @@ SIMT_DEVICE U32x4 load_row(const uint8_t *block, Reach reach, const BlockExtent 
     if (bytes == 0)
         return {0, 0, 0, 0};
     const uint8_t *const p = block + (row * extent.words + lane) * 16;
-    if (bytes == 16 && (reinterpret_cast<uintptr_t>(p) & 15) == 0)
+    if (bytes == 16 && is_aligned_16(p))
         return simt::load_stream(reinterpret_cast<const U32x4 *>(p));
     return load_part(p, bytes);
 }

@@ -13,21 +13,60 @@
 
 namespace zip::gpu {
 
-// The item that has tile `tile` of the launch: the last one that does not begin after it. A lane
-// group's: all lanes look at once, 32 places a step.
-SIMT_DEVICE const Item &find_item(const Launch &launch, uint32_t tile)
+// What items in the argument and in the table have, each in its way: a pointer that is to one or
+// the other would make all accesses slower.
+SIMT_DEVICE const ItemLayout &layout_of(const Launch &, const InlineItem &item)
 {
-    const Item *const items = launch.table != nullptr ? launch.table : launch.inline_items;
-    uint32_t first = 0, count = launch.items;
+    return item.layout;
+}
+SIMT_DEVICE const ItemLayout &layout_of(const Launch &launch, const TableItem &item)
+{
+    return launch.layouts[item.place.layout];
+}
+// What a layout's word has yet to be added to.
+SIMT_DEVICE uint64_t address_in(const InlineItem &, uint32_t)
+{
+    return 0;
+}
+SIMT_DEVICE uint64_t address_in(const TableItem &item, uint32_t word)
+{
+    return item.address[address_of(word)];
+}
+
+// Whether there is anything to do for it: not if a probe found another type or shape.
+SIMT_DEVICE bool item_exists(const ItemPlace &place, const ItemLayout &layout)
+{
+    const auto *const probe = static_cast<const zip_probe_t *>(place.probe);
+    return probe == nullptr || (uint32_t(probe->dtype) == layout.dtype &&
+                                (layout.dtype == format::DTYPE_BYTES || layout.any_shape != 0 ||
+                                 uint32_t(probe->shape) == layout.shape));
+}
+
+// The item that has tile or chunk `number` of the launch: the last one that does not begin after
+// it. A lane group's: all lanes look at once, 32 places a step.
+template <uint32_t ItemPlace::*kFirst, class AnyItem>
+SIMT_DEVICE const AnyItem &find_item(const AnyItem *items, uint32_t count, uint32_t number)
+{
+    uint32_t first = 0;
     while (count > 1) {
         const uint32_t step = (count + simt::LANES - 1) / simt::LANES;
         const uint32_t at = simt::lane_index() * step;
-        const uint32_t below = simt::ballot(at < count && items[first + at].first_tile <= tile);
+        const uint32_t below =
+                simt::ballot(at < count && items[first + at].place.*kFirst <= number);
         const uint32_t last = simt::popcount(below) - 1; // lane 0's item does not begin after it
         first += last * step;
         count = count - last * step < step ? count - last * step : step;
     }
     return items[first];
+}
+// f(item) of the item that has the tile or the chunk.
+template <uint32_t ItemPlace::*kFirst, class F>
+SIMT_DEVICE void with_item_of(const Launch &launch, uint32_t number, F f)
+{
+    if (launch.table == nullptr)
+        f(find_item<kFirst>(launch.inline_items, launch.items, number));
+    else
+        f(find_item<kFirst>(launch.table, launch.items, number));
 }
 
 // What a worker knows of its tile, wherever that is: Derived has word_of().
@@ -65,14 +104,14 @@ struct JobWords {
     SIMT_DEVICE bool add() const { return (of(JOB_FLAGS) & JOB_ADD) != 0; }
 };
 
-// Where a tile of a launch is.
-struct Place {
+// Where a tile of an item is.
+struct TilePlace {
     uint32_t chunk, tile, last; // of the item; of the chunk; 1: the item's last chunk
 
-    SIMT_DEVICE Place(const Item &item, uint32_t launch_tile)
+    SIMT_DEVICE TilePlace(const ItemLayout &layout, uint32_t of_item)
     {
-        const uint32_t of_item = launch_tile - item.first_tile, chunk_tiles = item.chunk_tiles,
-                       chunk_count = item.chunk_count, log2 = item.chunk_log2;
+        const uint32_t chunk_tiles = layout.chunk_tiles, chunk_count = layout.chunk_count,
+                       log2 = layout.chunk_log2;
         chunk = log2 < 32 ? of_item >> log2 : of_item / chunk_tiles;
         chunk = chunk < chunk_count ? chunk : chunk_count - 1;
         last = chunk + 1 == chunk_count;
@@ -84,17 +123,18 @@ struct Place {
 // thread or for memory, and most of it is the same for all threads of a block.
 template <class T>
 struct InlineJob : JobWords<InlineJob<T>> {
-    const Item &item;
-    Place place;
+    const ItemLayout &layout;
+    TilePlace place;
 
     SIMT_DEVICE InlineJob(const Launch &launch, uint32_t tile)
-        : item(launch.inline_items[0]), place(item, tile)
+        : layout(launch.inline_items[0].layout),
+          place(layout, tile - launch.inline_items[0].place.first_tile)
     {
     }
     SIMT_DEVICE uint64_t word_of(JobWord w) const
     {
-        return item.value[place.last][w] +
-               (steps_by_chunk(w) ? place.chunk * item.chunk_step[chunk_step_of(w)] : 0) +
+        return layout.value[place.last][w] +
+               (steps_by_chunk(w) ? place.chunk * layout.chunk_step[chunk_step_of(w)] : 0) +
                place.tile * tile_step(T::CODING, w);
     }
 };
@@ -108,22 +148,51 @@ struct Job : JobWords<Job> {
 };
 static_assert(JOB_WORDS < simt::LANES);
 
+constexpr uint32_t BEGUN_SHIFT = 40; // in ChunkState::begun
+constexpr uint64_t BEGUN_MASK = (uint64_t(1) << BEGUN_SHIFT) - 1;
+
+// One thread of a worker: its tile begins, so far as who finishes the chunk is concerned. Adds
+// `below` to the rest of `begun`, and returns what was there before.
+SIMT_DEVICE uint64_t begin_tile(ChunkState *state, uint64_t below)
+{
+    return simt::atomic_add(&state->begun, uint64_t(1) << BEGUN_SHIFT | below);
+}
+// Whether that makes it the one that began last.
+SIMT_DEVICE bool is_last_to_begin(uint64_t begun_before, uint32_t tiles)
+{
+    return uint32_t(begun_before >> BEGUN_SHIFT) + 1 == tiles;
+}
+// The same thread, once the worker has written all of its tile and met at a barrier; `done`: 1, and
+// what it has to say. Returns 0, but for the tile that began last: that waits for the others, which
+// are all under way and wait for nobody, and returns what they all say together. So nobody else
+// waits for memory to answer. (A fence a lane group instead of a barrier costs more.)
+SIMT_DEVICE uint64_t end_tile(ChunkState *state, uint32_t tiles, bool last_to_begin, uint64_t done)
+{
+    if (!last_to_begin) {
+        simt::add_release(&state->done, done);
+        return 0;
+    }
+    uint64_t all;
+    do
+        all = simt::load_acquire(&state->done) + done;
+    while (uint32_t(all) != tiles);
+    return all;
+}
+
 // Leaves a worker's job in shared memory; a lane group's, a lane a word. A barrier has to follow.
 SIMT_DEVICE void leave_job(const Launch &launch, uint32_t tile, Job &job)
 {
-    const uint32_t lane = simt::lane_index();
-    const Item &item = find_item(launch, tile);
-    const Place place(item, tile);
-    if (lane < JOB_WORDS) {
-        job.word[lane] = item.value[place.last][lane] + place.chunk * item.chunk_step[lane] +
-                         place.tile * item.tile_step[lane];
-    } else if (lane == JOB_WORDS) {
-        const auto *const probe = static_cast<const zip_probe_t *>(item.probe);
-        job.exists =
-                probe == nullptr || (uint32_t(probe->dtype) == item.dtype &&
-                                     (item.dtype == format::DTYPE_BYTES || item.any_shape != 0 ||
-                                      uint32_t(probe->shape) == item.shape));
-    }
+    with_item_of<&ItemPlace::first_tile>(launch, tile, [&](const auto &item) {
+        const uint32_t lane = simt::lane_index();
+        const ItemLayout &layout = layout_of(launch, item);
+        const TilePlace place(layout, tile - item.place.first_tile);
+        if (lane < JOB_WORDS)
+            job.word[lane] = address_in(item, lane) + layout.value[place.last][lane] +
+                             place.chunk * layout.chunk_step[lane] +
+                             place.tile * layout.tile_step[lane];
+        else if (lane == JOB_WORDS)
+            job.exists = item_exists(item.place, layout);
+    });
 }
 
 // Likewise for the tile that the worker has next, by its second lane group.

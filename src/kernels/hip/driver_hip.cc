@@ -315,7 +315,7 @@ zip_status_t HipDriver::prepare_kernels()
                                                     functions_[k]),
                            "hipFuncGetAttribute");
         const auto own = uint32_t(static_bytes[k]);
-        if (kernel.action == Kernel::Action::PROBE) {
+        if (!kernel.codes()) {
             continue;
         } else if (kernel.few) {
             // its worker has what a block of the kernel for all multiprocessors has
