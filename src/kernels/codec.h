@@ -47,8 +47,8 @@ typedef enum zip_shape {
 typedef struct zip_coding {
     zip_dtype_t dtype;
     zip_shape_t shape;    /* ignored for ZIP_DTYPE_BYTES */
-    uint32_t small_tiles; /* not 0: tiles of half the size, for short messages on a GPU (up to 2
-                             MiB); 0.4% more bytes. Not with ZIP_SHAPE_DENSE. */
+    uint32_t small_tiles; /* not 0: tiles of half the size, 0.4% more bytes. A GPU's fastest kernels
+                             do not make or read them. Not with ZIP_SHAPE_DENSE. */
 } zip_coding_t;
 
 typedef enum zip_status {
