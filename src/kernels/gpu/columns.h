@@ -17,8 +17,8 @@ namespace zip::gpu {
 template <class T>
 constexpr uint32_t EXPONENTS = 0x01010101u * ((1u << T::E) - 1);
 
-// Bases of the columns of a lane's values k = 0..7 of a stripe, in a block of `words` plane words;
-// of numbers whose columns differ from 0 to 1023 in all lanes.
+// Bases of the columns of a lane's values k = 0..7 of a stripe, in a block of `words` plane words.
+// A lane behind the last word gets those of some columns.
 template <class T>
 SIMT_DEVICE U32x2 column_bases(const uint8_t *columns, uint32_t words, uint32_t stripe,
                                uint32_t lane)
