@@ -385,8 +385,8 @@ struct GpuBench::State {
         }
     }
 
-    // The guess of each buffer's type, which is what the host's is of the same bytes. `ratio` is
-    // the one that it expects.
+    // The guess of each buffer's type; the first one's is compared with the host's of the same
+    // bytes. `ratio` is the one that it expects.
     void measure_probe(const CodecData &data, const Buffers &originals, std::vector<BenchRow> &rows)
     {
         zip_probe_t expected{};

@@ -96,7 +96,7 @@ void add_codec(CLI::App &app, tools::CodecOptions &options)
             ->delimiter(',')
             ->check(CLI::IsMember({"default", "22228", "11238", "38", "dense", "columns", "auto"}))
             ->capture_default_str();
-    codec->add_option("--tiles", options.tiles, "Tiles: default, small (for short buffers)")
+    codec->add_option("--tiles", options.tiles, "Tiles: default, small (half as long)")
             ->delimiter(',')
             ->check(CLI::IsMember({"default", "small"}))
             ->capture_default_str();

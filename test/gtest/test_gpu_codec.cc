@@ -73,6 +73,7 @@ std::string difference(const Bytes &a, const Bytes &b, std::string *gap = nullpt
         uint64_t at, bytes;
     };
     const Section sections[] = {
+            {"COLUMNS", l.columns, l.mantissa - l.columns},
             {"MANTISSA", l.mantissa,
              type.mantissa_is_bytes() ? l.values
                                       : format::plane_bytes(type.sign_mantissa_bits(), l.values)},

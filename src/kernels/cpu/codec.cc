@@ -83,18 +83,23 @@ bool valid(const zip_coding_t &coding)
     const int dtype = number_in(coding.dtype), shape = number_in(coding.shape);
     if (dtype == ZIP_DTYPE_BYTES)
         return true;
-    return ((dtype > ZIP_DTYPE_BYTES && dtype < ZIP_DTYPE_LAST) || dtype == ZIP_DTYPE_AUTO) &&
-           shape >= ZIP_SHAPE_DEFAULT && shape < ZIP_SHAPE_LAST &&
-           !(coding.small_tiles != 0 && shape == ZIP_SHAPE_DENSE) &&
-           !(dtype == ZIP_DTYPE_FP64 && shape == ZIP_SHAPE_COLUMNS);
+    if (shape < ZIP_SHAPE_DEFAULT || shape >= ZIP_SHAPE_LAST)
+        return false;
+    const bool small = coding.small_tiles != 0;
+    if (dtype == ZIP_DTYPE_AUTO)
+        return !(small && shape == ZIP_SHAPE_DENSE);
+    return dtype > ZIP_DTYPE_BYTES && dtype < ZIP_DTYPE_LAST &&
+           format::valid_coding({uint8_t(dtype),
+                                 uint8_t(shape == ZIP_SHAPE_DEFAULT ? int(ZIP_SHAPE_22228) : shape),
+                                 small});
 }
 
 // The shape to use for a type where one was asked for, or none, before the type was known.
 zip_shape_t shape_for(uint8_t dtype, zip_shape_t shape)
 {
-    return shape == ZIP_SHAPE_DEFAULT || (dtype == DTYPE_FP64 && shape == ZIP_SHAPE_COLUMNS)
-                   ? ZIP_SHAPE_22228
-                   : shape;
+    return shape != ZIP_SHAPE_DEFAULT && format::valid_coding({dtype, uint8_t(shape), false})
+                   ? shape
+                   : ZIP_SHAPE_22228;
 }
 
 // How the format says what a caller asked for; DTYPE_BYTES: stored.

@@ -158,9 +158,9 @@ void choose_bases(uint8_t dtype, const uint8_t *src, uint64_t values,
         const uint64_t first = format::column_sample(blocks, k) * BLOCK_VALUES;
         there = uint32_t(std::min<uint64_t>(values - first, BLOCK_VALUES));
         for (uint32_t c = 0; c < there; ++c) {
-            const uint8_t *const head = src + type.size * (first + c) + type.low_bytes;
-            const uint32_t x = type.size - type.low_bytes == 2 ? head[0] | head[1] << 8 : head[0];
-            sample[k][c] = uint8_t(x >> type.mantissa_bits & ((1u << type.exponent_bits) - 1));
+            uint64_t x = 0;
+            memcpy(&x, src + type.size * (first + c), type.size);
+            sample[k][c] = uint8_t(take_apart(type, x).exponent);
         }
         memset(sample[k] + there, 0xff, format::COLUMNS - there);
     }
@@ -174,7 +174,7 @@ void choose_bases(uint8_t dtype, const uint8_t *src, uint64_t values,
                 less[c] = uint8_t(less[c] + (sample[k][c] < uint8_t(base[c] | bit)));
         }
         for (uint32_t c = 0; c < format::COLUMNS; ++c) {
-            const uint32_t n = samples - (c >= there);
+            const uint32_t n = samples == 0 ? 0 : samples - (c >= there);
             base[c] = uint8_t(n != 0 && less[c] <= n / 2 ? base[c] | bit : base[c]);
         }
     }

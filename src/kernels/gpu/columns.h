@@ -37,13 +37,19 @@ SIMT_DEVICE U32x2 column_bases(const uint8_t *columns, uint32_t words, uint32_t 
     return {base.x & EXPONENTS<T>, base.y & EXPONENTS<T>};
 }
 
+// a - b of every byte, mod 256.
+SIMT_DEVICE uint32_t bytes_minus(uint32_t a, uint32_t b)
+{
+    constexpr uint32_t TOP = 0x80808080;
+    return ((a | TOP) - (b & ~TOP)) ^ ((a ^ ~b) & TOP);
+}
+
 // Symbols of four exponents, mod 2^E each.
 template <class T>
 SIMT_DEVICE uint32_t tell_from_bases(uint32_t exponents, uint32_t bases)
 {
     if constexpr (T::E == 8) {
-        constexpr uint32_t TOP = 0x80808080;
-        return ((exponents | TOP) - (bases & ~TOP)) ^ ((exponents ^ ~bases) & TOP);
+        return bytes_minus(exponents, bases);
     } else {
         return ((exponents | EXPONENTS<T> + 0x01010101) - bases) & EXPONENTS<T>;
     }
@@ -102,9 +108,7 @@ SIMT_DEVICE void load_four(const uint8_t *p, uint32_t (&w)[kSize])
 // Every byte's highest bit: set where a's byte is less than b's.
 SIMT_DEVICE uint32_t bytes_less(uint32_t a, uint32_t b)
 {
-    constexpr uint32_t TOP = 0x80808080;
-    const uint32_t difference = ((a | TOP) - (b & ~TOP)) ^ ((a ^ ~b) & TOP);
-    return ((~a & b) | ((~a | b) & difference)) & TOP;
+    return ((~a & b) | ((~a | b) & bytes_minus(a, b))) & 0x80808080;
 }
 
 // Of each sampled block the exponents of each thread's four columns, a byte each.

@@ -436,7 +436,7 @@ zip_status_t Queue::put_unknown(Kind &kind, uint8_t shape, Addresses addresses, 
     zip_status_t status =
             put(probes, kind.pattern, addresses, number, layout_number(kind, places), places);
     for_each_offer(shape, [&](uint8_t dtype, uint8_t s) {
-        Pattern pattern;
+        Pattern pattern{};
         make_pattern(kind.geometry, {dtype, s, kind.geometry.small_tiles}, &pattern);
         if (status == ZIP_OK)
             status = put(parts_[part_of(dtype, s)], pattern, addresses, number,

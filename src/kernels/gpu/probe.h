@@ -227,13 +227,12 @@ SIMT_DEVICE void probe_data(const uint8_t *data, uint64_t length, zip_probe_t *r
     barrier.sync();
     if (thread != 0)
         return;
-    const double *const ratios = m.ratio;
     zip_probe_t probe = {ZIP_DTYPE_BYTES, ZIP_SHAPE_DEFAULT, 1, 0};
     double best = 2, other = 2;
     // The host's order of types, for equal ratios.
     for (uint32_t t = 0; t < PROBE_TYPES; ++t) {
-        const bool first = ratios[2 * t] <= ratios[2 * t + 1];
-        const double of_type = first ? ratios[2 * t] : ratios[2 * t + 1];
+        const bool first = m.ratio[2 * t] <= m.ratio[2 * t + 1];
+        const double of_type = first ? m.ratio[2 * t] : m.ratio[2 * t + 1];
         if (of_type < best) {
             other = best;
             best = of_type;
