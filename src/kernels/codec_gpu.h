@@ -3,10 +3,10 @@
  * (libzip_cuda.so, libzip_hip.so), so that this header and its user need neither CUDA nor HIP:
  * zip_gpu_load() returns a table of functions.
  *
- * Nothing here allocates, frees, or waits for the device, but for open, close, queue_create and
- * queue_destroy. Encode, decode and probe put a kernel launch for each type and shape in the batch
- * (to encode in shape columns two; and for long batches one small copy before them) on the queue's
- * stream and return.
+ * Nothing here allocates, frees, or waits for the device, but for open, close, queue_create,
+ * queue_destroy and what begins with memory_. Encode, decode and probe put a kernel launch for each
+ * type and shape in the batch (to encode in shape columns two; and for long batches one small copy
+ * before them) on the queue's stream and return.
  *
  * Addresses are device addresses of memory that the GPU can reach: its own, pinned host memory that
  * is mapped under the same address (cuMemHostAlloc, cuMemHostRegister), a peer's. `data` has any
@@ -79,6 +79,23 @@ typedef struct zip_gpu_queue_params {
 } zip_gpu_queue_params_t;
 #define ZIP_GPU_INLINE_ITEMS 6
 
+/* What the driver knows of an address. */
+typedef struct zip_gpu_memory {
+    uint32_t
+            is_gpu; /* 0: host memory, pinned or not, or an address that the driver does not know */
+    int device;     /* the GPU's number in this process */
+    /* To open for it: the context it was allocated in; where it is no single context's (stream
+     * ordered pools, cuMemCreate, managed memory) the calling thread's if that is of this GPU,
+     * otherwise the GPU's primary one, which then stays in use until the process ends. HIP: NULL */
+    void *context;
+} zip_gpu_memory_t;
+
+/* Memory that the back end allocates. */
+typedef enum zip_gpu_place {
+    ZIP_GPU_DEVICE = 0, /* the GPU's own */
+    ZIP_GPU_PINNED = 1  /* host memory that all GPUs reach at the same address */
+} zip_gpu_place_t;
+
 /* `max_sms`: multiprocessors that the launch may use; 0: all. `seq`: 1..65535, to tell this
  * launch's progress words from older ones. */
 typedef struct zip_gpu_launch {
@@ -92,7 +109,7 @@ typedef struct zip_gpu_launch {
  * the queue was made for), both of which launch nothing and leave the queue as it was; DEVICE (an
  * error of the driver). error_text() tells the last error of the calling thread.
  *
- * After DEVICE from encode, decode or probe the queue has failed: all later calls of these three on
+ * After DEVICE from encode, decode, probe or copy the queue has failed: all later calls of these on
  * it are DEVICE too, with a text that repeats the first error, and launch nothing. Destroy it and
  * make another. Some of the batch's launches may be under way: a chunk's progress word with the
  * batch's sequence number still says that this chunk is done, and no other chunk or result may be
@@ -101,14 +118,33 @@ typedef struct zip_gpu_api {
     uint32_t version; /* ZIP_GPU_API_VERSION */
     const char *name; /* "cuda", "hip" */
     const char *(*error_text)(void);
-    /* Loads the kernels, all at once, into the context that is current in the calling thread. */
-    zip_status_t (*open)(zip_gpu_t **gpu_p);
+    /* What memory is at `address`. Any thread, with a current context or without. NO_DEVICE: there
+     * is no driver. */
+    zip_status_t (*memory_query)(const void *address, zip_gpu_memory_t *memory_p);
+    /* Loads the kernels, all at once, into the context (HIP: for the GPU) of `where`; NULL: into
+     * the one that is current in the calling thread. */
+    zip_status_t (*open)(const zip_gpu_memory_t *where, zip_gpu_t **gpu_p);
     void (*close)(zip_gpu_t *gpu); /* after its queues were destroyed; the context may be gone */
+    uint32_t (*multiprocessors)(zip_gpu_t *gpu);
+    /* Allocation may wait for the device. Memory of `size` bytes, aligned to 256, not cleared. */
+    zip_status_t (*memory_allocate)(zip_gpu_t *gpu, zip_gpu_place_t place, size_t size,
+                                    void **memory_p);
+    void (*memory_free)(zip_gpu_t *gpu, zip_gpu_place_t place, void *memory); /* nobody uses it */
+    /* Makes host memory that is mapped here (anybody's, shared memory too) reachable by all GPUs at
+     * the same address. `memory` and `size` are multiples of the page size. */
+    zip_status_t (*memory_pin)(zip_gpu_t *gpu, void *memory, size_t size);
+    void (*memory_unpin)(zip_gpu_t *gpu, void *memory);
+    /* A descriptor by which a network card's driver reaches device memory of memory_allocate(); the
+     * caller closes it. DEVICE: this driver has none. */
+    zip_status_t (*memory_dmabuf)(zip_gpu_t *gpu, void *memory, size_t size, int *fd_p);
     zip_status_t (*queue_create)(zip_gpu_t *gpu, const zip_gpu_queue_params_t *params,
                                  zip_gpu_queue_t **queue_p);
     /* Its launches must be done; those of a queue that failed it waits for. Never fails. */
     void (*queue_destroy)(zip_gpu_queue_t *queue);
     void *(*queue_stream)(zip_gpu_queue_t *queue);
+    /* Whether all that was put on the queue is done. An error of the device comes out here: the
+     * queue has failed then, as after DEVICE from encode. */
+    zip_status_t (*queue_query)(zip_gpu_queue_t *queue, int *idle_p);
     zip_status_t (*encode)(zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count,
                            zip_gpu_launch_t launch);
     zip_status_t (*decode)(zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count,
@@ -117,8 +153,12 @@ typedef struct zip_gpu_api {
      * results[i] (memory that the GPU can reach). */
     zip_status_t (*probe)(zip_gpu_queue_t *queue, const zip_gpu_item_t *items, size_t count,
                           zip_probe_t *results);
+    /* Copies between any two kinds of memory that the GPU reaches, by a copy engine and no
+     * multiprocessor, and writes `progress` as a decode that went well does (0: none). */
+    zip_status_t (*copy)(zip_gpu_queue_t *queue, void *to, const void *from, size_t size,
+                         uint64_t *progress, uint16_t seq);
 } zip_gpu_api_t;
-#define ZIP_GPU_API_VERSION 1
+#define ZIP_GPU_API_VERSION 2
 
 /* Opens the back end "cuda" or "hip" (a path: that file) and returns its table, or NULL with a text
  * in *error_p that says what is missing. It stays open until the process ends. */

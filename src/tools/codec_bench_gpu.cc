@@ -145,7 +145,7 @@ public:
         if (api_->version != ZIP_GPU_API_VERSION) {
             throw Error("the GPU codec '" + name + "' is of another version than zipperf");
         }
-        check(api_->open(&gpu_), "open");
+        check(api_->open(nullptr, &gpu_), "open");
     }
     ~GpuCodec() { api_->close(gpu_); }
     GpuCodec(const GpuCodec &) = delete;

@@ -12,6 +12,10 @@
 
 namespace zip::test {
 
+// What the CUDA one answers.
+inline void *const PRIMARY_CONTEXT = reinterpret_cast<void *>(3);
+constexpr int DMABUF = 77;
+
 struct FakeGpu {
     // The call after so many others fails; -1: none.
     int fail_after = -1;
@@ -20,6 +24,10 @@ struct FakeGpu {
     std::string failed;
     // Streams, events, memory and modules that were made and not given back.
     std::set<void *> live;
+    // Memory of others that was pinned.
+    std::set<void *> pinned;
+    // The context that memory was allocated in, null: none.
+    void *context_of_memory = nullptr;
     // The calling thread's contexts, the current one last (HIP: its device, the only one), and its
     // mode. A mode is 0 global, 1 of the thread, 2 relaxed.
     std::vector<void *> contexts;

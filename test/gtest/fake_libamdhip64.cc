@@ -107,6 +107,29 @@ FAKE_HIP hipError_t hipStreamSynchronize(hipStream_t)
     FAKE_CALL();
     return hipSuccess;
 }
+FAKE_HIP hipError_t hipStreamQuery(hipStream_t)
+{
+    FAKE_CALL();
+    return hipSuccess;
+}
+FAKE_HIP hipError_t hipStreamWriteValue64(hipStream_t, void *word, uint64_t value, unsigned)
+{
+    FAKE_CALL();
+    memcpy(word, &value, sizeof(value));
+    return hipSuccess;
+}
+FAKE_HIP hipError_t hipPointerGetAttribute(void *value, hipPointer_attribute which,
+                                           hipDeviceptr_t address)
+{
+    FAKE_CALL();
+    const bool is_gpu = fake_gpu().live.contains(address);
+    if (which == HIP_POINTER_ATTRIBUTE_MEMORY_TYPE) {
+        *static_cast<hipMemoryType *>(value) = is_gpu ? hipMemoryTypeDevice : hipMemoryTypeHost;
+    } else {
+        *static_cast<int *>(value) = 0;
+    }
+    return hipSuccess;
+}
 FAKE_HIP hipError_t hipEventCreateWithFlags(hipEvent_t *event, unsigned)
 {
     FAKE_CALL();
@@ -151,6 +174,18 @@ FAKE_HIP hipError_t hipHostFree(void *memory)
 {
     FAKE_CALL();
     fake_gpu().give_back(memory);
+    return hipSuccess;
+}
+FAKE_HIP hipError_t hipHostRegister(void *memory, size_t, unsigned)
+{
+    FAKE_CALL();
+    fake_gpu().pinned.insert(memory);
+    return hipSuccess;
+}
+FAKE_HIP hipError_t hipHostUnregister(void *memory)
+{
+    FAKE_CALL();
+    fake_gpu().pinned.erase(memory);
     return hipSuccess;
 }
 FAKE_HIP hipError_t hipMemsetAsync(void *memory, int value, size_t size, hipStream_t)

@@ -133,6 +133,17 @@ FAKE_CUDA CUresult cuStreamSynchronize(CUstream)
     FAKE_CALL();
     return CUDA_SUCCESS;
 }
+FAKE_CUDA CUresult cuStreamQuery(CUstream)
+{
+    FAKE_CALL();
+    return CUDA_SUCCESS;
+}
+FAKE_CUDA CUresult cuStreamWriteValue64(CUstream, CUdeviceptr word, cuuint64_t value, unsigned)
+{
+    FAKE_CALL();
+    memcpy(reinterpret_cast<void *>(word), &value, sizeof(value));
+    return CUDA_SUCCESS;
+}
 FAKE_CUDA CUresult cuEventCreate(CUevent *event, unsigned)
 {
     FAKE_CALL();
@@ -179,6 +190,41 @@ FAKE_CUDA CUresult cuMemFreeHost(void *memory)
     fake_gpu().give_back(memory);
     return CUDA_SUCCESS;
 }
+FAKE_CUDA CUresult cuMemHostRegister(void *memory, size_t, unsigned)
+{
+    FAKE_CALL();
+    fake_gpu().pinned.insert(memory);
+    return CUDA_SUCCESS;
+}
+FAKE_CUDA CUresult cuMemHostUnregister(void *memory)
+{
+    FAKE_CALL();
+    fake_gpu().pinned.erase(memory);
+    return CUDA_SUCCESS;
+}
+FAKE_CUDA CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr, size_t,
+                                                 CUmemRangeHandleType, unsigned long long)
+{
+    FAKE_CALL();
+    *static_cast<int *>(handle) = zip::test::DMABUF;
+    return CUDA_SUCCESS;
+}
+FAKE_CUDA CUresult cuPointerGetAttributes(unsigned, CUpointer_attribute *, void **values,
+                                          CUdeviceptr address)
+{
+    FAKE_CALL();
+    const bool is_gpu = fake_gpu().live.contains(reinterpret_cast<void *>(address));
+    *static_cast<unsigned *>(values[0]) = is_gpu ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+    *static_cast<int *>(values[1]) = 0;
+    *static_cast<void **>(values[2]) = is_gpu ? fake_gpu().context_of_memory : nullptr;
+    return CUDA_SUCCESS;
+}
+FAKE_CUDA CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice)
+{
+    FAKE_CALL();
+    *context = static_cast<CUcontext>(zip::test::PRIMARY_CONTEXT);
+    return CUDA_SUCCESS;
+}
 FAKE_CUDA CUresult cuMemsetD8Async(CUdeviceptr memory, unsigned char value, size_t size, CUstream)
 {
     FAKE_CALL();
@@ -189,6 +235,12 @@ FAKE_CUDA CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t si
 {
     FAKE_CALL();
     memcpy(reinterpret_cast<void *>(to), from, size);
+    return CUDA_SUCCESS;
+}
+FAKE_CUDA CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream)
+{
+    FAKE_CALL();
+    memcpy(reinterpret_cast<void *>(to), reinterpret_cast<const void *>(from), size);
     return CUDA_SUCCESS;
 }
 FAKE_CUDA CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned,

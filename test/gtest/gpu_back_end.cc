@@ -19,7 +19,7 @@ class Shim final : public BackEnd {
 public:
     explicit Shim(uint32_t wave) : api_(*gpu::CpuDriver::api(wave))
     {
-        if (api_.open(&gpu_) != ZIP_OK)
+        if (api_.open(nullptr, &gpu_) != ZIP_OK)
             abort();
         driver_ = gpu::CpuDriver::opened();
     }
@@ -155,7 +155,7 @@ public:
         zip_gpu_t *gpu = nullptr;
         if (api == nullptr)
             return nullptr;
-        EXPECT_EQ(ZIP_OK, api->open(&gpu)) << api->error_text();
+        EXPECT_EQ(ZIP_OK, api->open(nullptr, &gpu)) << api->error_text();
         if (gpu == nullptr)
             return nullptr;
         auto *back_end = new Cuda(cuda, *api, uint32_t(multiprocessors));

@@ -1152,7 +1152,7 @@ TEST(GpuFailure, OfABatchWhatSaysThatItIsDoneIsDone)
             original({ZIP_DTYPE_BF16, ZIP_SHAPE_22228, 0}, Data::NORMAL, 40000)};
     const zip_gpu_api_t &api = *zip::gpu::CpuDriver::api(32);
     zip_gpu_t *gpu = nullptr;
-    ASSERT_EQ(ZIP_OK, api.open(&gpu));
+    ASSERT_EQ(ZIP_OK, api.open(nullptr, &gpu));
     auto &driver = *zip::gpu::CpuDriver::opened();
     uint64_t progress[2] = {};
     std::vector<Bytes> chunks;

@@ -49,15 +49,30 @@ public:
             item.last_room = 8192;
         }
         zip_probe_t result;
-        bool ok = step("open", [&] { return api_.open(&gpu_); });
+        bool ok = step("open", [&] { return api_.open(nullptr, &gpu_); });
         // from here on the thread has a context of its own
         fake_gpu().contexts.back() = CONTEXT_OF_CALLER;
         const zip_gpu_queue_params_t params = {nullptr, 32, 32, 2};
         ok = ok && step("queue_create", [&] { return api_.queue_create(gpu_, &params, &queue_); });
         ok = ok && step("encode", [&] { return api_.encode(queue_, items.data(), 1, {0, 1}); });
         ok = ok && step("decode", [&] { return api_.decode(queue_, items.data(), 20, {3, 1}); });
-        if (ok)
-            step("probe", [&] { return api_.probe(queue_, items.data(), 1, &result); });
+        ok = ok && step("probe", [&] { return api_.probe(queue_, items.data(), 1, &result); });
+        ok = ok && step("copy", [&] { return api_.copy(queue_, word_, memory_, 8, word_, 9); });
+        int idle = 0;
+        ok = ok && step("queue_query", [&] { return api_.queue_query(queue_, &idle); });
+        void *device = nullptr, *pinned = nullptr;
+        ok = ok && step("allocate",
+                        [&] { return api_.memory_allocate(gpu_, ZIP_GPU_DEVICE, 4096, &device); });
+        ok = ok && step("allocate pinned",
+                        [&] { return api_.memory_allocate(gpu_, ZIP_GPU_PINNED, 4096, &pinned); });
+        if (ok && step("pin", [&] { return api_.memory_pin(gpu_, memory_, sizeof memory_); }))
+            step("unpin: destroy", [&] { return api_.memory_unpin(gpu_, memory_), ZIP_OK; });
+        for (const auto &[place, memory] :
+             {std::pair(ZIP_GPU_DEVICE, device), std::pair(ZIP_GPU_PINNED, pinned)}) {
+            if (memory != nullptr)
+                step("free: destroy",
+                     [&] { return api_.memory_free(gpu_, place, memory), ZIP_OK; });
+        }
         if (queue_ != nullptr)
             step("queue_destroy", [&] { return api_.queue_destroy(queue_), ZIP_OK; });
         if (gpu_ != nullptr)
@@ -77,6 +92,7 @@ private:
     static const zip_gpu_api_t &api_;
     const std::function<void(const char *, zip_status_t)> &after_;
     alignas(16) uint8_t memory_[16];
+    uint64_t word_[1] = {};
     zip_gpu_t *gpu_ = nullptr;
     zip_gpu_queue_t *queue_ = nullptr;
 };
@@ -151,11 +167,72 @@ TEST(GpuDriver, SaysWhatFailedAndLeavesTheThreadAsItWas)
         EXPECT_TRUE(leaks || fake_gpu().live.empty()) << "call " << n << ", " << calls[n];
     }
     fake_gpu().end_context();
-    for (const char *step :
-         {"open", "queue_create", "encode", "decode", "probe", "queue_destroy", "close"})
+    for (const char *step : {"open", "queue_create", "encode", "decode", "probe", "copy",
+                             "queue_query", "allocate", "pin", "queue_destroy", "close"})
         EXPECT_TRUE(std::any_of(seen_failing.begin(), seen_failing.end(), [&](const auto &seen) {
             return seen.starts_with(step + std::string(": ")) && has(seen, "ExchangeStream");
         })) << step;
+}
+
+// ---- what an address is of
+
+class GpuMemory : public testing::Test {
+protected:
+    void SetUp() override
+    {
+        start(-1);
+        memory_ = fake_gpu().make(16);
+    }
+    zip_gpu_memory_t query(const void *address)
+    {
+        zip_gpu_memory_t memory{7, 7, this};
+        EXPECT_EQ(ZIP_OK, Program::api().memory_query(address, &memory));
+        return memory;
+    }
+    static bool is_hip() { return Program::api().name == std::string("hip"); }
+    void *memory_ = nullptr;
+};
+
+TEST_F(GpuMemory, OfTheHostIsNone)
+{
+    EXPECT_EQ(0u, query(this).is_gpu);
+    EXPECT_EQ(0u, query(nullptr).is_gpu);
+    EXPECT_EQ(ZIP_ERR_INVALID_PARAM, Program::api().memory_query(this, nullptr));
+}
+
+TEST_F(GpuMemory, IsUsedInTheContextItWasAllocatedIn)
+{
+    fake_gpu().context_of_memory = CONTEXT_OF_CODEC;
+    fake_gpu().contexts = {CONTEXT_OF_CALLER};
+    EXPECT_EQ(1u, query(memory_).is_gpu);
+    EXPECT_EQ(is_hip() ? nullptr : CONTEXT_OF_CODEC, query(memory_).context);
+}
+
+TEST_F(GpuMemory, OfNoContextIsUsedInTheCallersOrThePrimaryOne)
+{
+    if (is_hip())
+        GTEST_SKIP() << "HIP has no contexts";
+    fake_gpu().contexts = {CONTEXT_OF_CALLER};
+    EXPECT_EQ(CONTEXT_OF_CALLER, query(memory_).context);
+    fake_gpu().contexts = {nullptr}; // of a progress thread
+    EXPECT_EQ(1u, query(memory_).is_gpu);
+    EXPECT_EQ(zip::test::PRIMARY_CONTEXT, query(memory_).context);
+}
+
+TEST_F(GpuMemory, IsOpenedWhereTheQuerySays)
+{
+    if (is_hip())
+        GTEST_SKIP() << "HIP has no contexts";
+    fake_gpu().contexts = {nullptr};
+    const zip_gpu_memory_t where = query(memory_);
+    zip_gpu_t *gpu = nullptr;
+    ASSERT_EQ(ZIP_OK, Program::api().open(&where, &gpu)) << Program::api().error_text();
+    EXPECT_EQ(nullptr, fake_gpu().contexts.back());
+    EXPECT_NE(0u, Program::api().multiprocessors(gpu));
+    int fd = -1;
+    EXPECT_EQ(ZIP_OK, Program::api().memory_dmabuf(gpu, memory_, 4096, &fd));
+    EXPECT_EQ(zip::test::DMABUF, fd);
+    Program::api().close(gpu);
 }
 
 } // namespace

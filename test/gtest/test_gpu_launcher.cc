@@ -56,7 +56,7 @@ class Launcher : public testing::Test {
 protected:
     void SetUp() override
     {
-        ASSERT_EQ(ZIP_OK, api_.open(&gpu_)) << api_.error_text();
+        ASSERT_EQ(ZIP_OK, api_.open(nullptr, &gpu_)) << api_.error_text();
         driver_ = CpuDriver::opened();
         make_queue({nullptr, 64, 200, 2});
     }

@@ -14,16 +14,22 @@ CpuDriver *opened_driver;
 // Fresh memory holds what nobody may rely on.
 constexpr int GARBAGE = 0xa5;
 
+zip_status_t query_cpu(const void *, zip_gpu_memory_t *memory_p)
+{
+    *memory_p = {1, 0, nullptr};
+    return ZIP_OK;
+}
+
 template <uint32_t wave>
-zip_status_t open_cpu(zip_gpu_t **gpu_p)
+zip_status_t open_cpu(const zip_gpu_memory_t *, zip_gpu_t **gpu_p)
 {
     auto driver = std::make_unique<CpuDriver>(simt::cpu::Machine{wave, 1, 3});
     opened_driver = driver.get();
     return open_with(std::move(driver), gpu_p);
 }
 
-const zip_gpu_api_t api_of_32 = make_api("shim32", open_cpu<32>);
-const zip_gpu_api_t api_of_64 = make_api("shim64", open_cpu<64>);
+const zip_gpu_api_t api_of_32 = make_api("shim32", query_cpu, open_cpu<32>);
+const zip_gpu_api_t api_of_64 = make_api("shim64", query_cpu, open_cpu<64>);
 
 } // namespace
 
@@ -40,9 +46,9 @@ CpuDriver *CpuDriver::opened()
 CpuDriver::~CpuDriver()
 {
     // what the launcher did not give back is a leak
-    if (!streams_.empty() || !events_.empty() || !memory_.empty()) {
+    if (!streams_.empty() || !events_.empty() || !memory_.empty() || !registered_.empty()) {
         fprintf(stderr, "closed with %zu streams, %zu events, %zu pieces of memory in use\n",
-                streams_.size(), events_.size(), memory_.size());
+                streams_.size(), events_.size(), memory_.size() + registered_.size());
         abort();
     }
     if (opened_driver == this)
@@ -101,6 +107,14 @@ zip_status_t CpuDriver::stream_synchronize(void *stream)
     }
     run(stream);
     return ZIP_OK;
+}
+
+zip_status_t CpuDriver::stream_query(void *stream, bool *done_p)
+{
+    const zip_status_t status = ready("stream_query");
+    if (status == ZIP_OK)
+        *done_p = streams_.at(stream)->work.empty();
+    return status;
 }
 
 void CpuDriver::run(void *stream, size_t keep)
@@ -185,6 +199,24 @@ void CpuDriver::free_pinned(void *memory)
     free(memory);
 }
 
+zip_status_t CpuDriver::pin(void *memory, size_t)
+{
+    const zip_status_t status = ready("pin");
+    if (status == ZIP_OK && !registered_.insert(memory).second)
+        return fail(ZIP_ERR_DEVICE, "pinned already");
+    return status;
+}
+void CpuDriver::unpin(void *memory)
+{
+    if (registered_.erase(memory) == 0)
+        error = "unpin of what is not pinned";
+}
+zip_status_t CpuDriver::dmabuf(void *, size_t, int *)
+{
+    const zip_status_t status = ready("dmabuf");
+    return status == ZIP_OK ? fail(ZIP_ERR_DEVICE, "no dma-buf here") : status;
+}
+
 zip_status_t CpuDriver::clear(void *device_memory, size_t size, void *stream)
 {
     const zip_status_t status = ready("clear");
@@ -201,6 +233,21 @@ zip_status_t CpuDriver::copy_to_device(void *device_memory, const void *pinned, 
         return status;
     streams_.at(stream)->work.push_back([=] { memcpy(device_memory, pinned, size); });
     return ZIP_OK;
+}
+
+zip_status_t CpuDriver::copy(void *to, const void *from, size_t size, void *stream)
+{
+    const zip_status_t status = ready("copy");
+    if (status == ZIP_OK)
+        streams_.at(stream)->work.push_back([=] { memcpy(to, from, size); });
+    return status;
+}
+zip_status_t CpuDriver::write(uint64_t *word, uint64_t value, void *stream)
+{
+    const zip_status_t status = ready("write");
+    if (status == ZIP_OK)
+        streams_.at(stream)->work.push_back([=] { *word = value; });
+    return status;
 }
 
 zip_status_t CpuDriver::launch(Kernel kernel, uint32_t blocks, uint32_t threads, bool filling,

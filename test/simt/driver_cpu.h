@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,7 @@ public:
     zip_status_t stream_create(void **stream_p) override;
     void stream_destroy(void *stream) override;
     zip_status_t stream_synchronize(void *stream) override;
+    zip_status_t stream_query(void *stream, bool *done_p) override;
     zip_status_t event_create(void **event_p) override;
     void event_destroy(void *event) override;
     zip_status_t event_record(void *event, void *stream) override;
@@ -64,9 +66,14 @@ public:
     void free_device(void *memory) override;
     zip_status_t allocate_pinned(size_t size, void **memory_p) override;
     void free_pinned(void *memory) override;
+    zip_status_t pin(void *memory, size_t size) override;
+    void unpin(void *memory) override;
+    zip_status_t dmabuf(void *device_memory, size_t size, int *fd_p) override;
     zip_status_t clear(void *device_memory, size_t size, void *stream) override;
     zip_status_t copy_to_device(void *device_memory, const void *pinned, size_t size,
                                 void *stream) override;
+    zip_status_t copy(void *to, const void *from, size_t size, void *stream) override;
+    zip_status_t write(uint64_t *word, uint64_t value, void *stream) override;
     zip_status_t launch(Kernel kernel, uint32_t blocks, uint32_t threads, bool filling,
                         void *stream, const Launch &launch) override;
 
@@ -87,6 +94,7 @@ private:
     std::map<void *, std::unique_ptr<Stream>> streams_;
     std::map<void *, std::unique_ptr<Event>> events_;
     std::map<void *, bool> memory_; // whether it is pinned
+    std::set<void *> registered_;   // memory of others that is
 };
 
 } // namespace zip::gpu

@@ -23,6 +23,8 @@ namespace {
     F(cuCtxPushCurrent_v2)                                                                         \
     F(cuCtxPopCurrent_v2)                                                                          \
     F(cuCtxGetDevice)                                                                              \
+    F(cuPointerGetAttributes)                                                                      \
+    F(cuDevicePrimaryCtxRetain)                                                                    \
     F(cuThreadExchangeStreamCaptureMode)                                                           \
     F(cuDeviceGetAttribute)                                                                        \
     F(cuModuleLoadDataEx)                                                                          \
@@ -33,6 +35,8 @@ namespace {
     F(cuStreamCreate)                                                                              \
     F(cuStreamDestroy_v2)                                                                          \
     F(cuStreamSynchronize)                                                                         \
+    F(cuStreamQuery)                                                                               \
+    F(cuStreamWriteValue64_v2)                                                                     \
     F(cuEventCreate)                                                                               \
     F(cuEventDestroy_v2)                                                                           \
     F(cuEventRecord)                                                                               \
@@ -41,8 +45,11 @@ namespace {
     F(cuMemFree_v2)                                                                                \
     F(cuMemHostAlloc)                                                                              \
     F(cuMemFreeHost)                                                                               \
+    F(cuMemHostRegister_v2)                                                                        \
+    F(cuMemHostUnregister)                                                                         \
     F(cuMemsetD8Async)                                                                             \
     F(cuMemcpyHtoDAsync_v2)                                                                        \
+    F(cuMemcpyAsync)                                                                               \
     F(cuLaunchKernel)
 
 struct Cuda {
@@ -51,6 +58,9 @@ struct Cuda {
 #undef ZIP_MEMBER
     // Forces a kernel to be loaded; drivers before 12.4 lack it.
     CUresult (*cuFuncLoad)(CUfunction);
+    // Drivers before 11.7 lack it.
+    CUresult (*cuMemGetHandleForAddressRange)(void *, CUdeviceptr, size_t, CUmemRangeHandleType,
+                                              unsigned long long);
 
     // Null, with a text, where there is no driver. The driver stays open: it cannot be unloaded
     // safely.
@@ -71,6 +81,9 @@ const Cuda *Cuda::load()
         ZIP_CUDA_FUNCTIONS(ZIP_FIND)
 #undef ZIP_FIND
         cuda.cuFuncLoad = reinterpret_cast<decltype(cuda.cuFuncLoad)>(dlsym(library, "cuFuncLoad"));
+        cuda.cuMemGetHandleForAddressRange =
+                reinterpret_cast<decltype(cuda.cuMemGetHandleForAddressRange)>(
+                        dlsym(library, "cuMemGetHandleForAddressRange"));
         return "";
     }();
     if (error.empty())
@@ -91,7 +104,8 @@ public:
             ignore(cuda_.cuModuleUnload(module));
         leave();
     }
-    zip_status_t open();
+    // Null: the context that is current.
+    zip_status_t open(void *context);
 
     zip_status_t enter() override
     {
@@ -130,6 +144,12 @@ public:
         return check(cuda_.cuStreamSynchronize(static_cast<CUstream>(stream)),
                      "cuStreamSynchronize");
     }
+    zip_status_t stream_query(void *stream, bool *done_p) override
+    {
+        const CUresult result = cuda_.cuStreamQuery(static_cast<CUstream>(stream));
+        *done_p = result == CUDA_SUCCESS;
+        return result == CUDA_ERROR_NOT_READY ? ZIP_OK : check(result, "cuStreamQuery");
+    }
     zip_status_t event_create(void **event_p) override
     {
         return check(
@@ -167,6 +187,23 @@ public:
                      "cuMemHostAlloc");
     }
     void free_pinned(void *memory) override { ignore(cuda_.cuMemFreeHost(memory)); }
+    zip_status_t pin(void *memory, size_t size) override
+    {
+        return check(cuda_.cuMemHostRegister_v2(memory, size, CU_MEMHOSTREGISTER_PORTABLE),
+                     "cuMemHostRegister");
+    }
+    void unpin(void *memory) override { ignore(cuda_.cuMemHostUnregister(memory)); }
+    zip_status_t dmabuf(void *device_memory, size_t size, int *fd_p) override
+    {
+        if (cuda_.cuMemGetHandleForAddressRange == nullptr)
+            return fail(ZIP_ERR_DEVICE, "the CUDA driver is too old for dma-buf");
+        // whole pages of the host, which allocations are made of
+        constexpr size_t PAGE = 4096;
+        return check(cuda_.cuMemGetHandleForAddressRange(fd_p, address_of(device_memory),
+                                                         (size + PAGE - 1) / PAGE * PAGE,
+                                                         CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0),
+                     "cuMemGetHandleForAddressRange");
+    }
     zip_status_t clear(void *device_memory, size_t size, void *stream) override
     {
         return check(cuda_.cuMemsetD8Async(address_of(device_memory), 0, size,
@@ -179,6 +216,18 @@ public:
         return check(cuda_.cuMemcpyHtoDAsync_v2(address_of(device_memory), pinned, size,
                                                 static_cast<CUstream>(stream)),
                      "cuMemcpyHtoDAsync");
+    }
+    zip_status_t copy(void *to, const void *from, size_t size, void *stream) override
+    {
+        return check(cuda_.cuMemcpyAsync(address_of(to), address_of(const_cast<void *>(from)), size,
+                                         static_cast<CUstream>(stream)),
+                     "cuMemcpyAsync");
+    }
+    zip_status_t write(uint64_t *word, uint64_t value, void *stream) override
+    {
+        return check(cuda_.cuStreamWriteValue64_v2(static_cast<CUstream>(stream), address_of(word),
+                                                   value, CU_STREAM_WRITE_VALUE_DEFAULT),
+                     "cuStreamWriteValue64");
     }
     zip_status_t launch(Kernel kernel, uint32_t blocks, uint32_t threads, bool filling,
                         void *stream, const Launch &launch) override
@@ -239,24 +288,25 @@ private:
 };
 thread_local CUstreamCaptureMode CudaDriver::capture_mode_;
 
-zip_status_t CudaDriver::open()
+zip_status_t CudaDriver::open(void *context)
 {
-    CUdevice device;
-    if (cuda_.cuCtxGetCurrent(&context_) != CUDA_SUCCESS || context_ == nullptr)
+    context_ = static_cast<CUcontext>(context);
+    if (context_ == nullptr &&
+        (cuda_.cuCtxGetCurrent(&context_) != CUDA_SUCCESS || context_ == nullptr))
         return fail(ZIP_ERR_NO_DEVICE, "no CUDA context is current in the calling thread");
-    zip_status_t status = check(cuda_.cuCtxGetDevice(&device), "cuCtxGetDevice");
+    zip_status_t status = enter();
+    if (status != ZIP_OK)
+        return status;
+    CUdevice device;
+    status = check(cuda_.cuCtxGetDevice(&device), "cuCtxGetDevice");
     if (status == ZIP_OK)
         status =
                 attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &info_.multiprocessors);
     if (status == ZIP_OK)
         status = attribute(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
                            &info_.shared_bytes);
-    if (status != ZIP_OK)
-        return status;
-    status = enter();
-    if (status != ZIP_OK)
-        return status;
-    status = load_modules(device);
+    if (status == ZIP_OK)
+        status = load_modules(device);
     if (status == ZIP_OK)
         status = prepare_kernels(device);
     leave();
@@ -353,7 +403,37 @@ zip_status_t CudaDriver::prepare_kernels(CUdevice device)
     return status;
 }
 
-zip_status_t open_cuda(zip_gpu_t **gpu_p)
+zip_status_t query_cuda(const void *address, zip_gpu_memory_t *memory_p)
+{
+    if (memory_p == nullptr)
+        return fail(ZIP_ERR_INVALID_PARAM, "memory_p is null");
+    *memory_p = {};
+    const Cuda *cuda = Cuda::load();
+    if (cuda == nullptr)
+        return ZIP_ERR_NO_DEVICE;
+    unsigned type = 0;
+    int device = 0;
+    CUcontext context = nullptr;
+    CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                   CU_POINTER_ATTRIBUTE_CONTEXT};
+    void *values[] = {&type, &device, &context};
+    const auto at = reinterpret_cast<CUdeviceptr>(address);
+    // Fails before the application has initialised CUDA, too: then it has no GPU memory yet.
+    if (cuda->cuPointerGetAttributes(3, which, values, at) != CUDA_SUCCESS ||
+        type != CU_MEMORYTYPE_DEVICE)
+        return ZIP_OK;
+    CUdevice of_current;
+    if (context == nullptr &&
+        (cuda->cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == nullptr ||
+         cuda->cuCtxGetDevice(&of_current) != CUDA_SUCCESS || of_current != device) &&
+        cuda->cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS)
+        return fail(ZIP_ERR_DEVICE, "GPU %d has no primary context", device);
+    *memory_p = {1, device, context};
+    return ZIP_OK;
+}
+
+zip_status_t open_cuda(const zip_gpu_memory_t *where, zip_gpu_t **gpu_p)
 {
     if (gpu_p == nullptr)
         return fail(ZIP_ERR_INVALID_PARAM, "gpu_p is null");
@@ -363,11 +443,11 @@ zip_status_t open_cuda(zip_gpu_t **gpu_p)
     std::unique_ptr<CudaDriver> driver(new (std::nothrow) CudaDriver(*cuda));
     if (driver == nullptr)
         return fail(ZIP_ERR_DEVICE, "out of host memory");
-    const zip_status_t status = driver->open();
+    const zip_status_t status = driver->open(where != nullptr ? where->context : nullptr);
     return status == ZIP_OK ? open_with(std::move(driver), gpu_p) : status;
 }
 
-const zip_gpu_api_t cuda_api = make_api("cuda", open_cuda);
+const zip_gpu_api_t cuda_api = make_api("cuda", query_cuda, open_cuda);
 
 } // namespace
 

@@ -105,6 +105,8 @@ public:
     virtual zip_status_t stream_create(void **stream_p) = 0;
     virtual void stream_destroy(void *stream) = 0;
     virtual zip_status_t stream_synchronize(void *stream) = 0;
+    // Whether all that was put on the stream is done.
+    virtual zip_status_t stream_query(void *stream, bool *done_p) = 0;
     virtual zip_status_t event_create(void **event_p) = 0;
     virtual void event_destroy(void *event) = 0;
     virtual zip_status_t event_record(void *event, void *stream) = 0;
@@ -115,9 +117,16 @@ public:
     virtual void free_device(void *memory) = 0;
     virtual zip_status_t allocate_pinned(size_t size, void **memory_p) = 0;
     virtual void free_pinned(void *memory) = 0;
+    virtual zip_status_t pin(void *memory, size_t size) = 0;
+    virtual void unpin(void *memory) = 0;
+    virtual zip_status_t dmabuf(void *device_memory, size_t size, int *fd_p) = 0;
     virtual zip_status_t clear(void *device_memory, size_t size, void *stream) = 0;
     virtual zip_status_t copy_to_device(void *device_memory, const void *pinned, size_t size,
                                         void *stream) = 0;
+    // Between any two kinds of memory.
+    virtual zip_status_t copy(void *to, const void *from, size_t size, void *stream) = 0;
+    // Writes a word of pinned memory after all that is on the stream before.
+    virtual zip_status_t write(uint64_t *word, uint64_t value, void *stream) = 0;
 
     // `filling`: with so much dynamic shared memory that a multiprocessor holds one block.
     virtual zip_status_t launch(Kernel kernel, uint32_t blocks, uint32_t threads, bool filling,

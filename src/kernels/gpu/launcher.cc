@@ -123,9 +123,13 @@ public:
     zip_status_t create(const zip_gpu_queue_params_t &params);
     zip_status_t submit(Action action, const zip_gpu_item_t *in, size_t count,
                         zip_gpu_launch_t launch, zip_probe_t *results);
+    zip_status_t copy(void *to, const void *from, size_t size, uint64_t *progress, uint16_t seq);
+    zip_status_t query(bool *idle_p);
     void *stream() const { return stream_; }
 
 private:
+    // DEVICE, if an earlier call failed.
+    zip_status_t usable() const;
     // A launch of the batch that is being made: `count` neighbours in the table.
     struct Part {
         uint32_t count;       // its items
@@ -249,16 +253,48 @@ zip_status_t Queue::noting(zip_status_t status)
     return status;
 }
 
+zip_status_t Queue::usable() const
+{
+    return !failed_ ? ZIP_OK // why comes last: the text may be cut short
+                    : fail(ZIP_ERR_DEVICE,
+                           "this queue failed in an earlier call: destroy it and make another; the "
+                           "error was: %s",
+                           failure_);
+}
+
+zip_status_t Queue::copy(void *to, const void *from, size_t size, uint64_t *progress, uint16_t seq)
+{
+    zip_status_t status = usable();
+    if (status != ZIP_OK)
+        return status;
+    if ((size != 0 && (to == nullptr || from == nullptr)) || (progress != nullptr && seq == 0))
+        return fail(ZIP_ERR_INVALID_PARAM, "to or from is null, or seq is 0");
+    const Inside inside(driver_);
+    status = noting(inside.status());
+    if (status == ZIP_OK && size != 0)
+        status = noting(driver_.copy(to, from, size, stream_));
+    if (status == ZIP_OK && progress != nullptr)
+        status = noting(driver_.write(progress, uint64_t(seq) << 48, stream_));
+    return status;
+}
+
+zip_status_t Queue::query(bool *idle_p)
+{
+    *idle_p = false;
+    const zip_status_t status = usable();
+    if (status != ZIP_OK)
+        return status;
+    const Inside inside(driver_);
+    return noting(inside.status() == ZIP_OK ? driver_.stream_query(stream_, idle_p)
+                                            : inside.status());
+}
+
 zip_status_t Queue::submit(Action action, const zip_gpu_item_t *in, size_t count,
                            zip_gpu_launch_t params, zip_probe_t *results)
 {
-    if (failed_) // why comes last: the text may be cut short
-        return fail(ZIP_ERR_DEVICE,
-                    "this queue failed in an earlier call: destroy it and make another; the error "
-                    "was: %s",
-                    failure_);
-    if (count == 0)
-        return ZIP_OK;
+    const zip_status_t before = usable();
+    if (before != ZIP_OK || count == 0)
+        return before;
     if (in == nullptr)
         return fail(ZIP_ERR_INVALID_PARAM, "items is null");
     if (action != Action::PROBE && params.seq == 0)
@@ -533,6 +569,61 @@ void api_close(zip_gpu_t *gpu)
     delete gpu;
 }
 
+uint32_t api_multiprocessors(zip_gpu_t *gpu)
+{
+    return gpu->driver->info().multiprocessors;
+}
+
+// Calls `f` of the driver in its context.
+template <class F>
+zip_status_t in_context(zip_gpu_t *gpu, F &&f)
+{
+    if (gpu == nullptr)
+        return fail(ZIP_ERR_INVALID_PARAM, "gpu is null");
+    const Inside inside(*gpu->driver);
+    return inside.status() == ZIP_OK ? f(*gpu->driver) : inside.status();
+}
+
+zip_status_t api_memory_allocate(zip_gpu_t *gpu, zip_gpu_place_t place, size_t size,
+                                 void **memory_p)
+{
+    if (memory_p == nullptr || size == 0)
+        return fail(ZIP_ERR_INVALID_PARAM, "memory_p is null or size is 0");
+    return in_context(gpu, [&](Driver &driver) {
+        return place == ZIP_GPU_DEVICE ? driver.allocate_device(size, memory_p)
+                                       : driver.allocate_pinned(size, memory_p);
+    });
+}
+
+void api_memory_free(zip_gpu_t *gpu, zip_gpu_place_t place, void *memory)
+{
+    in_context(gpu, [&](Driver &driver) {
+        if (place == ZIP_GPU_DEVICE)
+            driver.free_device(memory);
+        else
+            driver.free_pinned(memory);
+        return ZIP_OK;
+    });
+}
+
+zip_status_t api_memory_pin(zip_gpu_t *gpu, void *memory, size_t size)
+{
+    return in_context(gpu, [&](Driver &driver) { return driver.pin(memory, size); });
+}
+
+void api_memory_unpin(zip_gpu_t *gpu, void *memory)
+{
+    in_context(gpu, [&](Driver &driver) {
+        driver.unpin(memory);
+        return ZIP_OK;
+    });
+}
+
+zip_status_t api_memory_dmabuf(zip_gpu_t *gpu, void *memory, size_t size, int *fd_p)
+{
+    return in_context(gpu, [&](Driver &driver) { return driver.dmabuf(memory, size, fd_p); });
+}
+
 zip_status_t api_queue_create(zip_gpu_t *gpu, const zip_gpu_queue_params_t *params,
                               zip_gpu_queue_t **queue_p)
 {
@@ -557,6 +648,24 @@ void api_queue_destroy(zip_gpu_queue_t *queue)
 void *api_queue_stream(zip_gpu_queue_t *queue)
 {
     return queue->stream();
+}
+
+zip_status_t api_queue_query(zip_gpu_queue_t *queue, int *idle_p)
+{
+    if (queue == nullptr || idle_p == nullptr)
+        return fail(ZIP_ERR_INVALID_PARAM, "queue or idle_p is null");
+    bool idle;
+    const zip_status_t status = queue->query(&idle);
+    *idle_p = idle;
+    return status;
+}
+
+zip_status_t api_copy(zip_gpu_queue_t *queue, void *to, const void *from, size_t size,
+                      uint64_t *progress, uint16_t seq)
+{
+    if (queue == nullptr)
+        return fail(ZIP_ERR_INVALID_PARAM, "queue is null");
+    return queue->copy(to, from, size, progress, seq);
 }
 
 zip_status_t submit(Action action, zip_gpu_queue_t *queue, const zip_gpu_item_t *items,
@@ -597,19 +706,30 @@ zip_status_t open_with(std::unique_ptr<Driver> driver, zip_gpu_t **gpu_p)
     });
 }
 
-zip_gpu_api_t make_api(const char *name, zip_status_t (*open)(zip_gpu_t **))
+zip_gpu_api_t make_api(const char *name,
+                       zip_status_t (*memory_query)(const void *, zip_gpu_memory_t *),
+                       zip_status_t (*open)(const zip_gpu_memory_t *, zip_gpu_t **))
 {
     return {ZIP_GPU_API_VERSION,
             name,
             error_text,
+            memory_query,
             open,
             api_close,
+            api_multiprocessors,
+            api_memory_allocate,
+            api_memory_free,
+            api_memory_pin,
+            api_memory_unpin,
+            api_memory_dmabuf,
             api_queue_create,
             api_queue_destroy,
             api_queue_stream,
+            api_queue_query,
             api_encode,
             api_decode,
-            api_probe};
+            api_probe,
+            api_copy};
 }
 
 } // namespace zip::gpu

@@ -14,8 +14,10 @@ namespace zip::gpu {
 // A back end's `open` hands its driver over here.
 zip_status_t open_with(std::unique_ptr<Driver> driver, zip_gpu_t **gpu_p);
 
-// The table of a back end with that `open`.
-zip_gpu_api_t make_api(const char *name, zip_status_t (*open)(zip_gpu_t **));
+// The table of a back end with its own way to ask about addresses and to open.
+zip_gpu_api_t make_api(const char *name,
+                       zip_status_t (*memory_query)(const void *, zip_gpu_memory_t *),
+                       zip_status_t (*open)(const zip_gpu_memory_t *, zip_gpu_t **));
 
 } // namespace zip::gpu
 

@@ -30,6 +30,9 @@ struct Hip {
     hipError_t (*hipStreamCreateWithFlags)(hipStream_t *, unsigned);
     hipError_t (*hipStreamDestroy)(hipStream_t);
     hipError_t (*hipStreamSynchronize)(hipStream_t);
+    hipError_t (*hipStreamQuery)(hipStream_t);
+    hipError_t (*hipStreamWriteValue64)(hipStream_t, void *, uint64_t, unsigned);
+    hipError_t (*hipPointerGetAttribute)(void *, hipPointer_attribute, hipDeviceptr_t);
     hipError_t (*hipEventCreateWithFlags)(hipEvent_t *, unsigned);
     hipError_t (*hipEventDestroy)(hipEvent_t);
     hipError_t (*hipEventRecord)(hipEvent_t, hipStream_t);
@@ -38,6 +41,8 @@ struct Hip {
     hipError_t (*hipFree)(void *);
     hipError_t (*hipHostMalloc)(void **, size_t, unsigned);
     hipError_t (*hipHostFree)(void *);
+    hipError_t (*hipHostRegister)(void *, size_t, unsigned);
+    hipError_t (*hipHostUnregister)(void *);
     hipError_t (*hipMemsetAsync)(void *, int, size_t, hipStream_t);
     hipError_t (*hipMemcpyAsync)(void *, const void *, size_t, hipMemcpyKind, hipStream_t);
     hipError_t (*hipModuleLaunchKernel)(hipFunction_t, unsigned, unsigned, unsigned, unsigned,
@@ -77,6 +82,9 @@ const Hip *Hip::load()
         ZIP_FIND(hipStreamCreateWithFlags)
         ZIP_FIND(hipStreamDestroy)
         ZIP_FIND(hipStreamSynchronize)
+        ZIP_FIND(hipStreamQuery)
+        ZIP_FIND(hipStreamWriteValue64)
+        ZIP_FIND(hipPointerGetAttribute)
         ZIP_FIND(hipEventCreateWithFlags)
         ZIP_FIND(hipEventDestroy)
         ZIP_FIND(hipEventRecord)
@@ -85,6 +93,8 @@ const Hip *Hip::load()
         ZIP_FIND(hipFree)
         ZIP_FIND(hipHostMalloc)
         ZIP_FIND(hipHostFree)
+        ZIP_FIND(hipHostRegister)
+        ZIP_FIND(hipHostUnregister)
         ZIP_FIND(hipMemsetAsync)
         ZIP_FIND(hipMemcpyAsync)
         ZIP_FIND(hipModuleLaunchKernel)
@@ -109,7 +119,8 @@ public:
             ignore(hip_.hipModuleUnload(module));
         leave();
     }
-    zip_status_t open();
+    // Negative: the calling thread's device.
+    zip_status_t open(int device);
 
     zip_status_t enter() override
     {
@@ -150,6 +161,12 @@ public:
         return check(hip_.hipStreamSynchronize(static_cast<hipStream_t>(stream)),
                      "hipStreamSynchronize");
     }
+    zip_status_t stream_query(void *stream, bool *done_p) override
+    {
+        const hipError_t result = hip_.hipStreamQuery(static_cast<hipStream_t>(stream));
+        *done_p = result == hipSuccess;
+        return result == hipErrorNotReady ? ZIP_OK : check(result, "hipStreamQuery");
+    }
     zip_status_t event_create(void **event_p) override
     {
         return check(hip_.hipEventCreateWithFlags(reinterpret_cast<hipEvent_t *>(event_p),
@@ -183,6 +200,16 @@ public:
         return check(hip_.hipHostMalloc(memory_p, size, hipHostMallocPortable), "hipHostMalloc");
     }
     void free_pinned(void *memory) override { ignore(hip_.hipHostFree(memory)); }
+    zip_status_t pin(void *memory, size_t size) override
+    {
+        return check(hip_.hipHostRegister(memory, size, hipHostRegisterPortable),
+                     "hipHostRegister");
+    }
+    void unpin(void *memory) override { ignore(hip_.hipHostUnregister(memory)); }
+    zip_status_t dmabuf(void *, size_t, int *) override
+    {
+        return fail(ZIP_ERR_DEVICE, "no dma-buf of HIP memory"); // UCX registers it by its address
+    }
     zip_status_t clear(void *device_memory, size_t size, void *stream) override
     {
         return check(hip_.hipMemsetAsync(device_memory, 0, size, static_cast<hipStream_t>(stream)),
@@ -194,6 +221,17 @@ public:
         return check(hip_.hipMemcpyAsync(device_memory, pinned, size, hipMemcpyHostToDevice,
                                          static_cast<hipStream_t>(stream)),
                      "hipMemcpyAsync");
+    }
+    zip_status_t copy(void *to, const void *from, size_t size, void *stream) override
+    {
+        return check(hip_.hipMemcpyAsync(to, from, size, hipMemcpyDefault,
+                                         static_cast<hipStream_t>(stream)),
+                     "hipMemcpyAsync");
+    }
+    zip_status_t write(uint64_t *word, uint64_t value, void *stream) override
+    {
+        return check(hip_.hipStreamWriteValue64(static_cast<hipStream_t>(stream), word, value, 0),
+                     "hipStreamWriteValue64");
     }
     zip_status_t launch(Kernel kernel, uint32_t blocks, uint32_t threads, bool filling,
                         void *stream, const Launch &launch) override
@@ -252,9 +290,10 @@ private:
 thread_local int HipDriver::callers_device_;
 thread_local hipStreamCaptureMode HipDriver::capture_mode_;
 
-zip_status_t HipDriver::open()
+zip_status_t HipDriver::open(int device)
 {
-    const hipError_t result = hip_.hipGetDevice(&device_);
+    device_ = device;
+    const hipError_t result = device < 0 ? hip_.hipGetDevice(&device_) : hipSuccess;
     if (result != hipSuccess)
         return fail(ZIP_ERR_NO_DEVICE, "no HIP device: %s", hip_.hipGetErrorString(result));
     zip_status_t status = attribute(hipDeviceAttributeMultiprocessorCount, &info_.multiprocessors);
@@ -331,7 +370,26 @@ zip_status_t HipDriver::prepare_kernels()
     return status;
 }
 
-zip_status_t open_hip(zip_gpu_t **gpu_p)
+zip_status_t query_hip(const void *address, zip_gpu_memory_t *memory_p)
+{
+    if (memory_p == nullptr)
+        return fail(ZIP_ERR_INVALID_PARAM, "memory_p is null");
+    *memory_p = {};
+    const Hip *hip = Hip::load();
+    if (hip == nullptr)
+        return ZIP_ERR_NO_DEVICE;
+    hipMemoryType type{};
+    int device = 0;
+    auto *const at = const_cast<void *>(address);
+    if (hip->hipPointerGetAttribute(&type, HIP_POINTER_ATTRIBUTE_MEMORY_TYPE, at) == hipSuccess &&
+        type == hipMemoryTypeDevice &&
+        hip->hipPointerGetAttribute(&device, HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at) ==
+                hipSuccess)
+        *memory_p = {1, device, nullptr};
+    return ZIP_OK;
+}
+
+zip_status_t open_hip(const zip_gpu_memory_t *where, zip_gpu_t **gpu_p)
 {
     if (gpu_p == nullptr)
         return fail(ZIP_ERR_INVALID_PARAM, "gpu_p is null");
@@ -341,11 +399,11 @@ zip_status_t open_hip(zip_gpu_t **gpu_p)
     std::unique_ptr<HipDriver> driver(new (std::nothrow) HipDriver(*hip));
     if (driver == nullptr)
         return fail(ZIP_ERR_DEVICE, "out of host memory");
-    const zip_status_t status = driver->open();
+    const zip_status_t status = driver->open(where != nullptr ? where->device : -1);
     return status == ZIP_OK ? open_with(std::move(driver), gpu_p) : status;
 }
 
-const zip_gpu_api_t hip_api = make_api("hip", open_hip);
+const zip_gpu_api_t hip_api = make_api("hip", query_hip, open_hip);
 
 } // namespace
 
