@@ -72,9 +72,11 @@ struct ConnectToEpParams {
 
 // Registration parameters; passed on by pointer, only the head is read.
 struct MemRegParams {
-    enum : uint64_t { FLAGS = 1u << 0 };
+    enum : uint64_t { FLAGS = 1u << 0, DMABUF_FD = 1u << 1, DMABUF_OFFSET = 1u << 2 };
     uint64_t field_mask;
-    uint64_t flags; // a dmabuf, for domains that take one, follows
+    uint64_t flags;
+    int dmabuf_fd; // for domains that take one
+    size_t dmabuf_offset;
 };
 
 struct MemDeregParams {

@@ -21,7 +21,6 @@ constexpr double TRIAL_COST = 0.004;  // of the time, for each way
 constexpr unsigned MIN_INTERVAL = 32; // operations between two phases
 constexpr unsigned FIRST_PHASES = 4;  // of each way, whatever they cost: what starts is slow
 constexpr double OUTLIER = 3;  // times as slow as usual: no slower counts, whatever held it up
-constexpr double WORTH = 1.05; // times as fast as straight, because coding takes the processor
 
 size_t index(Way way)
 {
@@ -147,7 +146,7 @@ Way Bypass::choose(size_t length, double ratio)
     const bool known = rates_of(length, ratio, rates);
     Way way = expected(ratio);
     if (known) {
-        way = rates[index(Way::CODED)] > WORTH * rates[index(Way::STRAIGHT)] ? Way::CODED
+        way = rates[index(Way::CODED)] > worth_ * rates[index(Way::STRAIGHT)] ? Way::CODED
                                                                              : Way::STRAIGHT;
     }
     if (learning_) {

@@ -26,8 +26,12 @@ enum class Way : uint8_t {
 class Bypass {
 public:
     // What is known before anything was measured, in bytes a second; 0: nothing. `wire`: the
-    // transport below; `codec`: the slower of encoding and decoding.
-    Bypass(double wire, double codec) : wire_(wire), codec_(codec) {}
+    // transport below; `codec`: the slower of encoding and decoding. Coding has to be `worth` times
+    // as fast: it takes the processor.
+    Bypass(double wire, double codec, double worth = 1.05)
+        : wire_(wire), codec_(codec), worth_(worth)
+    {
+    }
 
     // The way for `length` bytes that the probe expects to shrink to `ratio` times that. end() or
     // drop() must follow.
@@ -73,7 +77,7 @@ private:
     void start_phase(Way way);
     bool may_start_phase(Way way) const;
 
-    double wire_, codec_;
+    double wire_, codec_, worth_;
     std::array<std::array<Cell, SIZE_CLASSES>, RATIO_CLASSES> cells_;
 
     bool learning_ = true;

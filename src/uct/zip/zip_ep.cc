@@ -66,16 +66,20 @@ void Ep::fail(ucs_status_t status, bool report)
     KeepAlive guard(this);
     failed = status;
     report_due = report;
-    if (in_waiting) {
-        std::erase(iface->waiting, this);
-        in_waiting = false;
-    }
+    leave_queues();
     return_unlent_slots();
-    if (segment_buffer != nullptr) { // not given to the endpoint below
-        complete(&segment_buffer->completion, UCS_OK);
-        segment_buffer = nullptr;
+    for (Piece &piece : pieces) {
+        drop_piece(piece);
     }
-    stage = Stage::IDLE;
+    pieces.clear();
+    encoding = 0;
+    current = nullptr;
+    GpuQueue::end(probe);
+    for (Arrival &arrival : arrivals) {
+        drop_arrival(arrival);
+    }
+    arrivals.clear();
+    decoding = 0;
     answers.clear();
     unannounced.clear();
     to_decline.clear();
@@ -87,10 +91,22 @@ void Ep::fail(ucs_status_t status, bool report)
     for (Tracked *get : std::exchange(declined, {})) {
         end_unposted(get->what, status);
     }
-    tracked.clear();
     // What the transport below has not finished ends when it does: until then it may use the
     // memory.
     iface->detach_lower_operations(this);
+    // coded puts, of which some may be on their way below
+    for (std::deque<Tracked> unfinished = std::move(tracked); !unfinished.empty();
+         unfinished.pop_front()) {
+        Operation &what = unfinished.front().what;
+        if (what.kind == Kind::PUT && what.way == Way::CODED && !unfinished.front().done) {
+            if (unfinished.front().plain != nullptr) {
+                unfinished.front().plain->user = what.completion;
+            } else {
+                end_unposted(what, status);
+            }
+        }
+    }
+    tracked.clear();
     for (std::deque<Operation> unfinished = std::move(operations); !unfinished.empty();
          unfinished.pop_front()) {
         end_unposted(unfinished.front(), status);
@@ -111,9 +127,32 @@ bool Ep::has_work() const
     if (failed != UCS_OK) {
         return report_due;
     }
-    return connected && (bye_due || ack_due || !to_decline.empty() || !to_ack.empty() ||
-                         !to_grant.empty() || recall_due || can_advance() ||
-                         (recalled && slots_wanted() == 0) || (!pending.empty() && can_accept()));
+    const auto lends = [](const auto &entry) {
+        return !entry.second.to_grant.empty() || entry.second.recall_due;
+    };
+    const auto returns = [this](const auto &entry) {
+        return entry.second.recalled && slots_wanted(entry.first) == 0;
+    };
+    return connected &&
+           (bye_due || ack_due || !to_decline.empty() || !to_ack.empty() || !arrivals.empty() ||
+            std::any_of(lending.begin(), lending.end(), lends) || can_advance() ||
+            std::any_of(sending.begin(), sending.end(), returns) ||
+            (!pending.empty() && can_accept()));
+}
+
+bool Ep::waits_for_gpu() const
+{
+    return encoding > 0 || !arrivals.empty() || probe.queue != nullptr;
+}
+
+// Does not wait for slots any more.
+void Ep::leave_queues()
+{
+    for (auto &[ring, lends] : lending) {
+        if (std::exchange(lends.in_waiting, false)) {
+            std::erase(iface->sides[ring]->waiting, this);
+        }
+    }
 }
 
 // Sends what control messages are due, until one finds no room below. Returns how many went.
@@ -141,24 +180,33 @@ unsigned Ep::control()
         return sent;
     }
     while (ack_due || !to_ack.empty()) {
-        const wire::Ack ack{{peer_id}, received_sequence, 0};
+        const wire::Ack ack{{peer_id}, decoded_sequence, 0};
         if (!went(send_slots(lower, wire::ACK, ack, to_ack, &lent))) {
             return sent;
         }
         ack_due = false;
     }
-    while (!to_grant.empty()) {
-        SlotPool *ring = iface->ring.get();
-        const std::vector<char> &rkey = ring->memory().rkey();
-        const wire::Grant grant{{peer_id},
-                                reinterpret_cast<uint64_t>(ring->memory().address()),
-                                static_cast<uint32_t>(ring->slot_size()),
-                                ring->count(),
-                                0,
-                                static_cast<uint32_t>(rkey.size())};
-        if (!went(send_slots(lower, wire::GRANT, grant, to_grant, &lent,
-                             {rkey.data(), rkey.size()}))) {
-            return sent;
+    for (auto &[number, lends] : lending) {
+        while (!lends.to_grant.empty()) {
+            SlotPool *ring = iface->sides[number]->ring.get();
+            const std::vector<char> &rkey = ring->memory().rkey();
+            const wire::Grant grant{{peer_id},
+                                    reinterpret_cast<uint64_t>(ring->memory().address()),
+                                    static_cast<uint32_t>(ring->slot_size()),
+                                    ring->count(),
+                                    0,
+                                    static_cast<uint32_t>(rkey.size())};
+            if (!went(send_slots(lower, wire::GRANT, grant, lends.to_grant, &lent,
+                                 {rkey.data(), rkey.size()}))) {
+                return sent;
+            }
+        }
+        if (lends.recall_due) {
+            const wire::Recall recall{{peer_id}, static_cast<uint8_t>(number)};
+            if (!went(send_message(lower, wire::RECALL, &recall, sizeof(recall)))) {
+                return sent;
+            }
+            lends.recall_due = false;
         }
     }
     while (!to_decline.empty()) {
@@ -168,35 +216,35 @@ unsigned Ep::control()
         }
         to_decline.pop_back();
     }
-    if (recall_due) {
-        const wire::Header recall{peer_id};
-        if (!went(send_message(lower, wire::RECALL, &recall, sizeof(recall)))) {
-            return sent;
-        }
-        recall_due = false;
-    }
     if (!operations.empty() && !operations.front().chosen) {
         choose_way(operations.front());
     }
-    const size_t wanted_now = std::min<size_t>(MAX_WINDOW, slots_wanted());
-    if (recalled && wanted_now == 0) {
-        do {
-            const wire::Ack give_back{{peer_id}, 0, 0};
-            if (!went(send_slots(lower, wire::RETURN, give_back, credits, nullptr))) {
-                return sent;
-            }
-        } while (!credits.empty());
-        recalled = false;
+    for (unsigned ring : rings_wanted()) {
+        sending[ring];
     }
-    if (!requested && wanted_now > 0 && credits.empty()) {
-        if (wanted_now > credits_in_use) {
-            const wire::Request request{
-                    {peer_id}, static_cast<uint32_t>(wanted_now - credits_in_use), this_process()};
-            if (!went(send_message(lower, wire::REQUEST, &request, sizeof(request)))) {
-                return sent;
-            }
+    for (auto &[ring, to] : sending) {
+        const size_t wanted_now = std::min<size_t>(MAX_WINDOW, slots_wanted(ring));
+        if (to.recalled && wanted_now == 0) {
+            do {
+                const wire::Ack give_back{{peer_id}, 0, 0};
+                if (!went(send_slots(lower, wire::RETURN, give_back, to.credits, nullptr))) {
+                    return sent;
+                }
+            } while (!to.credits.empty());
+            to.recalled = false;
         }
-        requested = true; // or none needed: the slots in use come back
+        if (!to.requested && wanted_now > 0 && to.credits.empty()) {
+            if (wanted_now > to.in_use) {
+                const wire::Request request{{peer_id},
+                                            static_cast<uint32_t>(wanted_now - to.in_use),
+                                            static_cast<uint8_t>(ring),
+                                            this_process()};
+                if (!went(send_message(lower, wire::REQUEST, &request, sizeof(request)))) {
+                    return sent;
+                }
+            }
+            to.requested = true; // or none needed: the slots in use come back
+        }
     }
     return sent;
 }
@@ -215,7 +263,9 @@ unsigned Ep::progress()
     if (!connected) {
         return 0;
     }
-    unsigned count = control();
+    launch_decodes();
+    unsigned count = finish_arrivals();
+    count += control();
     count += send();
     count += dispatch_pending();
     if (!doomed && has_work()) {
@@ -246,11 +296,23 @@ void Ep::on_refuse(const char *data, size_t length)
 // Slots that this endpoint has and its peer may not write.
 void Ep::return_unlent_slots()
 {
-    for (std::vector<uint32_t> *slots : {&to_ack, &to_grant}) {
-        for (uint32_t slot : std::exchange(*slots, {})) {
-            iface->release_slot(slot);
-        }
+    std::vector<uint32_t> slots = std::exchange(to_ack, {});
+    for (auto &[ring, lends] : lending) {
+        slots.insert(slots.end(), lends.to_grant.begin(), lends.to_grant.end());
+        lends.to_grant.clear();
     }
+    for (uint32_t slot : slots) {
+        iface->release_slot(slot);
+    }
+}
+
+bool Ep::holds_slots_of(unsigned ring) const
+{
+    const auto is_its = [ring](uint32_t slot) { return wire::ring_of(slot) == ring; };
+    const auto lends = lending.find(ring);
+    return std::any_of(lent.begin(), lent.end(), is_its) ||
+           std::any_of(to_ack.begin(), to_ack.end(), is_its) ||
+           (lends != lending.end() && !lends->second.to_grant.empty());
 }
 
 // The peer writes no more, and neither does this endpoint: the peer is told so, because UCP may
@@ -259,12 +321,15 @@ void Ep::return_unlent_slots()
 void Ep::on_bye()
 {
     peer_gone = true;
-    ack_due = recall_due = recalled = false;
-    wanted = 0;
+    ack_due = false;
     bye_due = connected && lower != nullptr && !lower_failed;
-    if (in_waiting) {
-        std::erase(iface->waiting, this);
-        in_waiting = false;
+    leave_queues();
+    for (auto &[ring, lends] : lending) {
+        lends.wanted = 0;
+        lends.recall_due = false;
+    }
+    for (auto &[ring, to] : sending) {
+        to.recalled = false;
     }
     for (uint32_t slot : std::exchange(lent, {})) {
         iface->release_slot(slot);
@@ -296,7 +361,7 @@ void Ep::handle(wire::MessageType type, const char *data, size_t length)
         on_ack(data, length);
         break;
     case wire::RECALL:
-        recalled = true;
+        on_recall(data, length);
         break;
     case wire::RETURN:
         on_return(data, length);

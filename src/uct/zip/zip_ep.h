@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The endpoint: one connection between two processes. As a sender it cuts puts into segments,
 // encodes them into the peer's slots and keeps count of what the peer has decoded; as a receiver it
-// lends slots, decodes, and acknowledges.
+// lends slots, decodes, and acknowledges. The processor encodes and decodes at once; a GPU is given
+// work, and progress looks whether it is done.
 //
 // Like all of UCT, an endpoint and its interface are used by one thread at a time: UCP's worker
 // locks.
@@ -10,6 +11,8 @@
 
 #include "uct/zip/zip_iface.h"
 #include "uct/zip/zip_message.h"
+
+#include <map>
 
 namespace zip {
 
@@ -39,33 +42,66 @@ struct Operation {
     zip_coding_t coding = {};
     float ratio = 1;       // that the probe expects
     bool measured = false; // the bypass learns from how long it takes
+    size_t head = 0, tail = 0; // bytes that go plain, of a coded put
     char *local;           // source of a put, destination of a get
     size_t length;
     Region *region;   // of `local`, or NULL
     uint64_t address; // in the peer
     Rkey *rkey;
     uct_completion_t *completion;
-    size_t done = 0;                 // bytes encoded, or posted below
+    size_t done = 0;                 // bytes made into pieces, or posted below
     uint64_t fence = 0;              // operations up to this one must be complete before it
-    LowerOperation *under = nullptr; // where it goes straight: its pieces below
+    LowerOperation *under = nullptr; // what of it goes straight or plain: its pieces below
     std::chrono::steady_clock::time_point since;
+    uint64_t serial = 0;
 
-    bool is_codable() const { return (region == nullptr || region->host) && rkey->host; }
+    bool is_codable() const
+    {
+        return (region == nullptr || region->codable()) && rkey->ring != Region::NO_RING;
+    }
+    bool on_gpu() const { return region != nullptr && region->on_gpu(); }
+    // Whether one of its ends is a GPU's.
+    bool uses_gpu() const { return on_gpu() || rkey->ring > 0; }
 };
 // An operation that is on its way. They are complete in order.
 struct Tracked {
     Operation what;
-    uint64_t last_segment = 0; // of a coded put: complete when that is acknowledged
+    size_t sent = 0;           // bytes of a coded put
+    uint64_t last_segment = 0; // of it: complete when that is acknowledged
+    LowerOperation *plain = nullptr; // what goes plain of it, when all of that is posted
+    bool sent_all = false;           // nothing here reads its memory any more
     bool done = false;
     Region *region = nullptr; // of a coded get: what the peer puts into
-    size_t received = 0;      // bytes of it
+    size_t arrived = 0;       // bytes of it
+    size_t received = 0;      // of them decoded
     size_t encoded = 0;       // and what they were on the wire
 };
 // A get that the peer asked for: a put of this side's memory into the peer's.
 struct Answer {
     wire::Get request;
+    bool chosen = false; // `coding` is
     zip_coding_t coding = {};
-    size_t done = 0;
+    size_t done = 0; // bytes made into pieces
+};
+// A piece of a put or an answer on its way to the peer; they go in order.
+struct Piece {
+    enum class Stage : uint8_t {
+        ENCODING, // by a GPU
+        ENCODED,  // to be put into the peer's slot
+        PLAIN,    // to be put where it belongs
+        PUT,      // to be announced when it is known to be there
+        WRITTEN   // to be announced
+    };
+    Stage stage;
+    wire::Segment segment;
+    const char *data = nullptr; // encoded bytes, or the source of what goes inline or plain
+    TxBuffer *buffer = nullptr; // that holds them, unless the slot is mapped
+    size_t put = 0;             // bytes of them that are posted
+    Tracked *owner = nullptr;   // the put that it is of; NULL: an answer
+    GpuQueue::Ticket ticket = {};
+    size_t fixed = 0;         // encoded bytes before the tail, while ENCODING
+    Region *source = nullptr; // of an answer, while a GPU reads it
+    std::vector<char> copy = {}; // of an answer that goes inline: its memory may be deregistered
 };
 // A segment that is in the peer's slot, or on the way there; where the transport below does
 // not order puts and messages its message waits for a flush.
@@ -73,6 +109,16 @@ struct Unannounced {
     wire::Segment segment;
     Tracked *ends; // the operation that it is the last one of, or NULL
     bool flushed;
+};
+// A segment that has arrived; they are acknowledged in order.
+struct Arrival {
+    enum class State : uint8_t { WAITING, DECODING, DONE };
+    State state;
+    wire::Segment segment;
+    Tracked *get = nullptr;   // that it is of
+    Region *region = nullptr; // until it is DONE
+    GpuQueue::Ticket ticket = {};
+    ucs_status_t status = UCS_OK;
 };
 
 struct Ep {
@@ -95,8 +141,14 @@ struct Ep {
         uint64_t operation; // complete when this one is
         uct_completion_t *completion;
     };
-    enum class Stage : uint8_t { IDLE, ENCODED, PUT, WRITTEN };
-
+    // What it knows of one of the peer's rings.
+    struct Sending {
+        std::unique_ptr<RemoteRing> remote;
+        std::vector<uint32_t> credits; // slots that this endpoint may write
+        uint32_t in_use = 0;
+        bool requested = false;
+        bool recalled = false;
+    };
     std::deque<Operation> operations;
     uint64_t posted = 0;    // operations ever
     uint64_t completed = 0; // of them, from the first on
@@ -113,45 +165,50 @@ struct Ep {
         unsigned skips; // gets that go straight without asking
     };
     std::unordered_map<uint64_t, Remembered> remembered;
-    Stage stage = Stage::IDLE;
-    bool segment_is_answer = false;
-    wire::Segment segment = {};
-    const char *segment_data = nullptr; // encoded bytes, or the source of an inline segment
-    TxBuffer *segment_buffer = nullptr; // that holds them, unless the slot is mapped
+    Tracked *current = nullptr; // a coded put that is not all made into pieces
+    std::deque<Piece> pieces;
+    unsigned encoding = 0;            // of them
+    GpuQueue::Ticket probe;           // of data that is to be sent
+    const char *probed = nullptr;     // that data
+    unsigned gpu_puts = 0;            // coded ones that are not complete
     std::deque<Unannounced> unannounced;
-    std::deque<bool> in_flight; // segments that are not acknowledged: whether each uses a slot
+    std::deque<uint32_t> in_flight; // slots, or what is instead, of segments not acknowledged
     uint64_t sent_sequence = 0;
     uint64_t acked_sequence = 0;
-    std::unique_ptr<RemoteRing> remote;
-    std::vector<uint32_t> credits; // slots of the peer's ring that this endpoint may write
-    uint32_t credits_in_use = 0;
+    std::map<unsigned, Sending> sending; // by the peer's ring
     unsigned under_way = 0;                  // operations below that have not ended
     LowerOperation *last_straight = nullptr; // the one that was posted last, while it is under way
     uct_completion_t *canceled = nullptr;    // of a flush that waits for those
-    std::unique_ptr<Bypass> bypass[2];       // by Kind
-    bool requested = false;
-    bool recalled = false;
+    std::unique_ptr<Bypass> bypass[2][2];    // by Kind, and whether a GPU takes part
     std::deque<Flush> flushes;
     std::deque<uct_pending_req_t *> pending;
     bool dispatching = false; // one of those is being tried
 
     // ---- receiver
-    uint64_t received_sequence = 0;
+    // What it lends of one of this process's rings.
+    struct Lending {
+        uint32_t wanted = 0; // slots the peer asked for and has not got
+        std::vector<uint32_t> to_grant;
+        bool in_waiting = false;
+        bool recall_due = false;
+        bool recall_sent = false;
+        std::chrono::steady_clock::time_point recalled_at;
+    };
+    uint64_t received_sequence = 0; // of what arrived
+    uint64_t decoded_sequence = 0;  // all up to this one are decoded
+    std::deque<Arrival> arrivals;
+    unsigned decoding = 0;        // of them, by a GPU
     std::vector<uint32_t> lent;   // slots that the peer may write
     std::vector<uint32_t> to_ack; // slots to lend again with the next acknowledgement
-    std::vector<uint32_t> to_grant;
+    std::map<unsigned, Lending> lending; // by ring
     bool ack_due = false;
     wire::ProcessId peer_process = {};
-    uint32_t wanted = 0; // slots the peer asked for and has not got
-    bool in_waiting = false;
-    bool recall_due = false;
-    bool recall_sent = false;
-    std::chrono::steady_clock::time_point recalled_at;
     bool peer_gone = false;
     bool bye_due = false;
 
     unsigned progress();
     bool has_work() const;
+    bool waits_for_gpu() const; // which makes no event
 
     ucs_status_t post(Kind kind, const uct_iov_t *iov, size_t count, uint64_t address, Rkey *rkey,
                       uct_completion_t *completion);
@@ -168,26 +225,58 @@ struct Ep {
 
     void handle(wire::MessageType type, const char *data, size_t length);
 
-    // Lends slots to the peer as far as there are any; the rest has to wait.
-    void grant_wanted();
+    // Lends slots of a ring to the peer as far as there are any; the rest has to wait.
+    void grant_wanted(unsigned ring);
+    bool holds_slots_of(unsigned ring) const;
 
 private:
     unsigned send();
     unsigned control();
     unsigned dispatch_pending();
-    size_t slots_wanted() const;
+    // What is to be made into pieces next.
+    struct Source {
+        zip_coding_t coding;
+        const char *data;
+        size_t left;              // bytes
+        int from;                 // ring of its memory here
+        unsigned to;              // the peer's ring
+        uint64_t region, address; // of the peer
+        Tracked *owner;           // NULL: the first answer
+        Region *pinned;           // of an answer, that a GPU reads
+    };
+    size_t slots_wanted(unsigned ring) const;
+    std::vector<unsigned> rings_wanted() const;
     bool can_advance() const;
     bool can_start(const Operation &operation) const;
     bool can_go_straight(const Operation &operation);
-    void choose_way(Operation &operation);
-    ucs_status_t advance();
-    bool prepare_segment();
-    bool prepare_answer();
-    bool encode_segment(zip_coding_t coding, const char *data, size_t left);
-    ucs_status_t post_segment();
+    bool choose_way(Operation &operation);
+    bool choose_coding(const char *data, size_t length, int from, zip_coding_t &coding,
+                       float &ratio);
+    Side *gpu_side(int from);
+    void fail_gpu(const GpuQueue &queue);
+    ucs_status_t prepare();
+    ucs_status_t prepare_put();
+    ucs_status_t prepare_answer();
+    ucs_status_t make_pieces(const Source &source);
+    ucs_status_t make_plain(Tracked &put, size_t length);
+    ucs_status_t make_inline(const Source &source);
+    Piece new_piece(const Source &source, size_t offset, size_t length) const;
+    ucs_status_t encode_on_host(const Source &source, Sending &to, Side &side, size_t length);
+    ucs_status_t encode_on_gpu(const Source &source, Sending &to, Side &side, size_t length);
+    char *output_for(const Source &source, Sending &to, Side &side, Piece &piece);
+    void drop_piece(Piece &piece);
+    void made(const Source &source, size_t length);
+    size_t piece_length(const Source &source, const Sending &to, const Side &side) const;
+    void plan_ends(Operation &put);
+    bool poll_encoder();
+    ucs_status_t post_piece();
+    ucs_status_t put_encoded(Piece &piece, size_t end);
+    ucs_status_t put_plain(Piece &piece);
+    ucs_status_t put_straight(const Operation &operation, const char *local, size_t length,
+                              uint64_t address, size_t &done, LowerOperation *under);
     ucs_status_t announce(wire::Segment &message, Part inline_data);
     unsigned announce_flushed();
-    Tracked *segment_sent();
+    Tracked *piece_sent();
     ucs_status_t ask_for_get(Operation &operation, Tracked *entry);
     ucs_status_t go_straight(Operation &operation, Tracked *entry);
     Tracked &track(const Operation &operation);
@@ -195,19 +284,23 @@ private:
     void end(Tracked &operation);
     void end_acknowledged();
     void retire();
+    void launch_decodes();
+    unsigned finish_arrivals();
     void received_for_get(Tracked &get, const wire::Segment &segment);
     void remember(uint64_t region, float ratio);
-    size_t slot_payload() const; // bytes of a put that one slot of the peer takes
 
     void on_request(const char *data, size_t length);
     void on_grant(const char *data, size_t length);
     void on_segment(const char *data, size_t length);
     void on_ack(const char *data, size_t length);
+    void on_recall(const char *data, size_t length);
     void on_return(const char *data, size_t length);
     void on_refuse(const char *data, size_t length);
     void on_get(const char *data, size_t length);
     void on_decline(const char *data, size_t length);
     void on_bye();
+    void leave_queues();
+    void drop_arrival(Arrival &arrival);
     void return_unlent_slots();
     bool take_credits(const wire::Slots &slots);
     void refuse(uint64_t sequence, ucs_status_t status, const char *why);

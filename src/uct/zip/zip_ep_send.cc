@@ -21,7 +21,20 @@ constexpr size_t SEGMENT_ALIGNMENT = 16; // so that no element is cut in two
 constexpr size_t SEGMENT_TILE = 32768;   // 8192 values of four bytes
 constexpr unsigned MAX_BURST = 8; // steps a call of progress, so that receiving is not starved
 constexpr float GET_RATIO = 0.7f; // of data that only the peer can look at, and has not yet
-constexpr size_t MAX_REMEMBERED = 1024; // regions of a peer
+constexpr size_t MAX_REMEMBERED = 1024; // regions of a peer, or buffers that were probed
+constexpr unsigned PROBE_USES = 64;     // operations of a buffer, before it is probed again
+constexpr float RATIO_DRIFT = 0.04f;    // from what the probe promised, likewise
+// Plain transfers that the wire ends in less are faster than any encoded ones (doc/performance.md).
+constexpr double GPU_WORTH_SECONDS = 65e-6;
+constexpr double GPU_SPEED = 1e12; // bytes a second: no wire is faster
+constexpr double GPU_WORTH = 1.0;
+// From a put's start until its first piece is encoded; from the arrival of the last piece's message
+// until it is decoded.
+constexpr double ENCODER_SECONDS = 18e-6, DECODER_SECONDS = 14e-6;
+constexpr double MAX_ENDS = 0.75;       // of a put that may go plain
+constexpr size_t END_ALIGNMENT = 4096;
+// An encoder that cannot turn back and store lets a chunk grow by so much, and by so small a part.
+constexpr size_t GPU_GROWTH = 4096, GPU_GROWTH_PART = 400;
 constexpr unsigned SKIPS = 15; // gets of a region that does not shrink, before that is asked again
 
 double seconds(Clock::time_point time)
@@ -29,13 +42,18 @@ double seconds(Clock::time_point time)
     return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
 
-} // namespace
-
-size_t Ep::slot_payload() const
+// Where chunks begin in a slot of a ring.
+size_t chunk_offset(unsigned ring)
 {
-    const size_t fits = std::min(iface->segment_size, remote->slot_size() - ZIP_CODEC_MAX_GROWTH);
-    return fits / SEGMENT_ALIGNMENT * SEGMENT_ALIGNMENT;
+    return ring > 0 ? ZIP_GPU_CHUNK_PHASE : 0;
 }
+
+size_t round_up(size_t value, size_t unit)
+{
+    return (value + unit - 1) / unit * unit;
+}
+
+} // namespace
 
 bool Ep::can_accept() const
 {
@@ -60,99 +78,278 @@ bool Ep::can_go_straight(const Operation &operation)
         !operation.rkey->unpack_lower(md->lower_component)) {
         return false;
     }
-    return (md->lower_attr.flags & UCT_MD_FLAG_NEED_MEMH) == 0 || operation.region != nullptr;
+    // of a GPU's memory it is known whether the domain below took it
+    const Region *region = operation.region;
+    return (md->lower_attr.flags & UCT_MD_FLAG_NEED_MEMH) == 0
+                   ? !operation.on_gpu() || md->lower_takes_gpu()
+                   : region != nullptr && (!region->on_gpu() || region->lower_memh != nullptr);
 }
 
-void Ep::choose_way(Operation &operation)
+// Decides how an operation goes. False: a GPU is asked what its data is like.
+bool Ep::choose_way(Operation &operation)
 {
-    operation.chosen = true;
+    const bool is_put = operation.kind == Kind::PUT;
+    operation.way = Way::STRAIGHT;
     if (!operation.is_codable()) {
-        operation.way = Way::STRAIGHT;
-        return;
+        operation.chosen = true;
+        return true;
     }
+    const bool by_gpu = operation.uses_gpu();
+    const bool straight = can_go_straight(operation);
     const BypassOption option = iface->md->bypass;
-    const bool small = operation.length < iface->options.min_size;
+    const bool plain = by_gpu && iface->strategy() == Strategy::PLAIN;
+    // Encoding and decoding take a GPU as long to start and to end as the wire needs for this.
+    const double wire_seconds = static_cast<double>(operation.length) / iface->lower_bandwidth();
+    const bool small = operation.length < iface->options.min_size ||
+                       (by_gpu && straight && wire_seconds < GPU_WORTH_SECONDS);
+    const bool is_inline = !by_gpu && operation.length <= iface->inline_max;
     operation.ratio = GET_RATIO;
-    if (operation.kind == Kind::PUT && operation.length > iface->inline_max &&
-        option != BypassOption::ALWAYS && (!small || option == BypassOption::NEVER)) {
-        operation.coding = iface->choose_coding(operation.local, operation.length, operation.ratio);
+    if (is_put && !is_inline && !plain && option != BypassOption::ALWAYS &&
+        (!small || option == BypassOption::NEVER)) {
+        const int from = operation.on_gpu() ? operation.region->ring : 0;
+        if (!choose_coding(operation.local, operation.length, from, operation.coding,
+                           operation.ratio)) {
+            return false;
+        }
     }
-    if (option == BypassOption::NEVER ||
-        (operation.kind == Kind::PUT && operation.length <= iface->inline_max) ||
-        !can_go_straight(operation)) {
+    operation.chosen = true;
+    if ((option == BypassOption::NEVER && !plain) || (is_put && is_inline) || !straight) {
         operation.way = Way::CODED;
-        return;
+        return true;
     }
-    if (option == BypassOption::ALWAYS || small ||
-        (operation.kind == Kind::PUT && operation.coding.dtype == ZIP_DTYPE_BYTES)) {
-        operation.way = Way::STRAIGHT;
-        return;
+    if (option == BypassOption::ALWAYS || small || plain ||
+        (is_put && operation.coding.dtype == ZIP_DTYPE_BYTES)) {
+        return true;
     }
-    if (operation.kind == Kind::GET) {
+    if (!is_put) {
         const auto found = remembered.find(operation.rkey->region);
         if (found != remembered.end()) {
             operation.ratio = found->second.ratio;
             if (found->second.skips > 0) {
                 --found->second.skips;
-                operation.way = Way::STRAIGHT;
-                return;
+                return true;
             }
         }
     }
-    auto &chooser = bypass[static_cast<size_t>(operation.kind)];
+    auto &chooser = bypass[static_cast<size_t>(operation.kind)][by_gpu];
     if (chooser == nullptr) {
-        chooser = std::make_unique<Bypass>(iface->lower_bandwidth(), codec_speed());
+        chooser = by_gpu ? std::make_unique<Bypass>(iface->lower_bandwidth(), GPU_SPEED, GPU_WORTH)
+                         : std::make_unique<Bypass>(iface->lower_bandwidth(), codec_speed());
     }
     operation.way = chooser->choose(operation.length, static_cast<double>(operation.ratio));
     operation.measured = true;
+    return true;
 }
 
-// What a fence put before this operation must be complete. Only segments that follow one another
-// are in order by themselves.
+// The codec's type for `length` bytes at `data`, in memory of ring `from`, and what of their length
+// to expect. False: a GPU has been asked, and has not answered yet, or the endpoint has failed.
+bool Ep::choose_coding(const char *data, size_t length, int from, zip_coding_t &coding,
+                       float &ratio)
+{
+    if (from == 0) {
+        coding = iface->choose_coding(data, length, ratio);
+        return true;
+    }
+    if (iface->given_coding(length, coding, ratio)) {
+        return true;
+    }
+    const auto found = iface->known.find(data);
+    if (found != iface->known.end() && found->second.uses < PROBE_USES) {
+        ++found->second.uses;
+        coding = found->second.coding;
+        ratio = found->second.ratio;
+        return true;
+    }
+    Side *side = gpu_side(from);
+    if (side == nullptr) {
+        return false;
+    }
+    GpuQueue &queue = *side->encoder;
+    if (probe.queue == nullptr) {
+        probed = data;
+        if (queue.room() > 0 && !queue.probe(data, length, probe) && !queue.is_full()) {
+            fail_gpu(queue);
+        }
+        return false;
+    }
+    const zip_probe_t result = queue.probed(probe);
+    uint64_t word;
+    const GpuQueue::State state =
+            probed == data ? GpuQueue::poll(probe, word) : GpuQueue::State::UNDER_WAY;
+    if (state == GpuQueue::State::UNDER_WAY) {
+        return false;
+    }
+    if (state == GpuQueue::State::FAILED) {
+        fail_gpu(queue);
+        return false;
+    }
+    if (iface->known.size() >= MAX_REMEMBERED) {
+        iface->known.clear();
+    }
+    iface->known[data] = {{result.dtype, result.shape, 0}, result.ratio, 0};
+    coding = {result.dtype, result.shape, 0};
+    ratio = result.ratio;
+    return true;
+}
+
+// What a fence put before this operation must be complete. Only segments of the host that follow
+// one another are in order by themselves.
 bool Ep::can_start(const Operation &operation) const
 {
-    const bool in_order =
-            operation.kind == Kind::PUT && operation.way == Way::CODED && under_way == 0;
-    return in_order || operation.done > 0 || operation.fence <= completed;
+    const bool in_order = operation.kind == Kind::PUT && operation.way == Way::CODED &&
+                          under_way == 0 && gpu_puts == 0 && !operation.uses_gpu();
+    return in_order || operation.fence <= completed;
 }
 
-// ---- segments
+// ---- a GPU's part
 
-// How many slots of the peer what is next could use.
-size_t Ep::slots_wanted() const
+// What this interface has for the GPU of ring `from`. NULL: nothing, the endpoint has failed.
+Side *Ep::gpu_side(int from)
 {
+    Side *side = iface->side(static_cast<unsigned>(from));
+    if (side == nullptr) {
+        fail(UCS_ERR_NO_MEMORY, true);
+    }
+    return side;
+}
+
+void Ep::fail_gpu(const GpuQueue &queue)
+{
+    zip_error("zip: endpoint %p: the GPU failed: %s", static_cast<void *>(this),
+              queue.error_text());
+    fail(UCS_ERR_IO_ERROR, true);
+}
+
+// The ends of a put that go plain: what the wire carries while the first piece is encoded, and
+// while the last one is decoded.
+void Ep::plan_ends(Operation &put)
+{
+    if (iface->strategy() != Strategy::ENDS || !put.on_gpu() ||
+        put.coding.dtype == ZIP_DTYPE_BYTES || !can_go_straight(put)) {
+        return;
+    }
+    const double bandwidth = iface->lower_bandwidth();
+    double head = bandwidth * ENCODER_SECONDS, tail = bandwidth * DECODER_SECONDS;
+    const double most = MAX_ENDS * static_cast<double>(put.length);
+    const double scale = std::min(1.0, most / (head + tail));
+    const size_t begin = round_up(static_cast<size_t>(head * scale), END_ALIGNMENT);
+    const auto end = put.length - static_cast<size_t>(tail * scale);
+    if (begin + SEGMENT_TILE <= end) {
+        put.head = begin;
+        put.tail = put.length - begin - (end - begin) / END_ALIGNMENT * END_ALIGNMENT;
+    }
+}
+
+// Looks which pieces are encoded. False: the endpoint has failed.
+bool Ep::poll_encoder()
+{
+    for (Piece &piece : pieces) {
+        if (piece.stage != Piece::Stage::ENCODING) {
+            continue;
+        }
+        uint64_t word;
+        GpuQueue &queue = *piece.ticket.queue;
+        const GpuQueue::Ticket ticket = piece.ticket;
+        const GpuQueue::State state = GpuQueue::poll(piece.ticket, word);
+        if (state == GpuQueue::State::UNDER_WAY) {
+            break; // they are done in order
+        }
+        --encoding;
+        if (piece.source != nullptr) {
+            iface->md->unpin_device(std::exchange(piece.source, nullptr), ticket);
+        }
+        if (state == GpuQueue::State::FAILED) {
+            fail_gpu(queue);
+            return false;
+        }
+        piece.segment.encoded_length =
+                static_cast<uint32_t>(piece.fixed + ZIP_GPU_PROGRESS_TAIL(word));
+        piece.segment.dtype = static_cast<uint8_t>(ZIP_GPU_PROGRESS_DTYPE(word));
+        piece.segment.shape = static_cast<uint8_t>(ZIP_GPU_PROGRESS_SHAPE(word));
+        piece.segment.small_tiles = static_cast<uint8_t>(word >> 39 & 1);
+        piece.stage = piece.buffer != nullptr ? Piece::Stage::ENCODED : Piece::Stage::WRITTEN;
+    }
+    return true;
+}
+
+// ---- pieces
+
+// How many slots of one of the peer's rings what is next could use.
+size_t Ep::slots_wanted(unsigned ring) const
+{
+    const auto it = sending.find(ring);
+    const size_t slot = it != sending.end() && it->second.remote != nullptr
+                                ? it->second.remote->slot_size()
+                        : ring > 0 ? iface->gpu_segment_size
+                                   : iface->segment_size;
+    size_t wanted = 0;
+    const auto add = [&](unsigned of, bool is_gpu, size_t left) {
+        if (of == ring && (is_gpu || left > iface->inline_max)) {
+            wanted += left / slot + 1;
+        }
+    };
     if (!answers.empty()) {
-        const size_t left = answers.front().request.length - answers.front().done;
-        if (left > iface->inline_max) {
-            return left / iface->segment_size + answers.size();
+        const Answer &next = answers.front();
+        add(next.request.to_ring, true, next.request.length - next.done);
+    }
+    if (current != nullptr) {
+        const Operation &put = current->what;
+        const size_t end = put.length - put.tail;
+        if (put.done < end) {
+            add(static_cast<unsigned>(put.rkey->ring), put.uses_gpu(), end - put.done);
         }
     }
-    if (!operations.empty()) {
-        const Operation &next = operations.front();
-        const size_t left = next.length - next.done;
-        if (next.chosen && next.kind == Kind::PUT && next.way == Way::CODED &&
-            left > iface->inline_max) {
-            return left / iface->segment_size + operations.size();
+    for (size_t i = 0; i < operations.size() && wanted < MAX_IN_FLIGHT; ++i) {
+        const Operation &next = operations[i];
+        if (!next.chosen || next.kind != Kind::PUT || next.way != Way::CODED) {
+            break;
+        }
+        add(static_cast<unsigned>(next.rkey->ring), next.uses_gpu(), next.length);
+    }
+    return wanted;
+}
+
+// The rings of which slots could be used.
+std::vector<unsigned> Ep::rings_wanted() const
+{
+    std::vector<unsigned> rings;
+    if (!answers.empty()) {
+        rings.push_back(answers.front().request.to_ring);
+    }
+    for (const Operation *put : {current != nullptr ? &current->what : nullptr,
+                                 operations.empty() ? nullptr : &operations.front()}) {
+        if (put != nullptr && put->chosen && put->kind == Kind::PUT && put->way == Way::CODED) {
+            rings.push_back(static_cast<unsigned>(put->rkey->ring));
         }
     }
-    return 0;
+    return rings;
 }
 
 // Whether a step could be made now.
 bool Ep::can_advance() const
 {
-    if (stage != Stage::IDLE || !declined.empty() ||
+    if (!pieces.empty() || !declined.empty() ||
         (!unannounced.empty() && unannounced.front().flushed)) {
         return true;
     }
-    const bool has_slot = !credits.empty() || !requested;
+    const auto has_slot = [this](unsigned ring) {
+        const auto it = sending.find(ring);
+        return it == sending.end() || !it->second.credits.empty() || !it->second.requested;
+    };
     const bool room = in_flight.size() + unannounced.size() < MAX_IN_FLIGHT;
     if (!answers.empty()) {
-        const bool fits_message =
-                answers.front().request.length - answers.front().done <= iface->inline_max;
-        if (room && (fits_message || has_slot)) {
+        const Answer &next = answers.front();
+        const bool fits_message = next.request.to_ring == 0 &&
+                                  next.request.length - next.done <= iface->inline_max;
+        if (room && (!next.chosen || fits_message || has_slot(next.request.to_ring))) {
             return true;
         }
+    }
+    if (current != nullptr) {
+        const Operation &put = current->what;
+        const size_t left = put.length - put.tail - std::min(put.done, put.length - put.tail);
+        return room && (left == 0 || (!put.uses_gpu() && left <= iface->inline_max) ||
+                        put.done < put.head || has_slot(static_cast<unsigned>(put.rkey->ring)));
     }
     if (operations.empty()) {
         return false;
@@ -170,139 +367,424 @@ bool Ep::can_advance() const
     if (next.kind == Kind::GET) {
         return coded_gets.size() < MAX_CODED_GETS;
     }
-    return room && (next.length - next.done <= iface->inline_max || has_slot);
+    return room && (next.length <= iface->inline_max ||
+                    has_slot(static_cast<unsigned>(next.rkey->ring)));
 }
 
-// Puts the encoded bytes of the next piece of `left` bytes at `data` where they can be sent from,
-// and completes `segment`. False if that has to wait, or the endpoint has failed.
-bool Ep::encode_segment(zip_coding_t coding, const char *data, size_t left)
+// Bytes of the next piece: equal ones, so that the last one is not a scrap; whole tiles of the
+// codec where there is room. 0: the peer's slots are too small.
+size_t Ep::piece_length(const Source &source, const Sending &to, const Side &side) const
 {
-    segment.header.to = peer_id;
-    if (in_flight.size() + unannounced.size() >= MAX_IN_FLIGHT) {
-        return false;
+    const bool by_gpu = source.from > 0;
+    size_t room = to.remote->slot_size() - chunk_offset(source.to);
+    if (!to.remote->mapped()) {
+        room = std::min(room, side.slot_size - side.chunk_offset);
     }
-    if (left <= iface->inline_max) {
-        segment.length = left;
-        segment.encoded_length = static_cast<uint32_t>(left);
-        segment.slot = wire::Segment::INLINE;
-        segment_data = data;
-        stage = Stage::WRITTEN;
-        return true;
+    // most bytes that a chunk may grow by
+    const size_t growth = by_gpu ? GPU_GROWTH + room / GPU_GROWTH_PART : ZIP_CODEC_MAX_GROWTH;
+    if (room < growth + SEGMENT_ALIGNMENT) {
+        return 0;
     }
-    if (credits.empty()) {
-        return false;
+    const size_t most = by_gpu ? iface->gpu_segment_size : iface->segment_size;
+    size_t payload = std::min(most, room - growth) / SEGMENT_ALIGNMENT * SEGMENT_ALIGNMENT;
+    if (by_gpu && payload > SEGMENT_TILE) {
+        payload = payload / SEGMENT_TILE * SEGMENT_TILE;
     }
-    // Equal pieces, so that the last one is not a scrap; whole tiles of the codec where there is
-    // room.
-    const size_t payload = slot_payload();
-    const size_t pieces = (left + payload - 1) / payload;
-    const size_t even = (left / pieces + SEGMENT_TILE - 1) / SEGMENT_TILE * SEGMENT_TILE;
-    segment.length = std::min({left, payload, even});
-    segment.slot = credits.back();
+    const size_t pieces_left = (source.left + payload - 1) / payload;
+    return std::min({source.left, payload, round_up(source.left / pieces_left, SEGMENT_TILE)});
+}
 
-    char *output;
-    if (remote->mapped()) {
-        output = remote->mapped_slot(segment.slot);
-    } else {
-        if (iface->send_buffers() == nullptr) {
-            zip_error("zip: no memory for staging; lower UCX_ZIP_STAGING_SIZE");
+// Where a piece is encoded: the peer's slot if that is mapped, else a buffer. NULL: that has to
+// wait, or the endpoint has failed.
+char *Ep::output_for(const Source &source, Sending &to, Side &side, Piece &piece)
+{
+    RemoteRing &remote = *to.remote;
+    if (remote.mapped()) {
+        if (source.from > 0 && !remote.pin_for(side.gpu)) {
+            zip_error("zip: the peer's staging memory cannot be pinned for the GPU: %s",
+                      side.gpu->api().error_text());
             fail(UCS_ERR_NO_MEMORY, true);
-            return false;
+            return nullptr;
         }
-        segment_buffer = iface->take_tx_buffer(lower);
-        if (segment_buffer == nullptr) {
-            return false;
+        return remote.mapped_slot(wire::index_of(piece.segment.slot)) + chunk_offset(source.to);
+    }
+    if (iface->send_buffers(side) == nullptr) {
+        zip_error("zip: no memory for staging; lower UCX_ZIP_STAGING_SIZE or "
+                  "UCX_ZIP_HOST_STAGING_SIZE");
+        fail(UCS_ERR_NO_MEMORY, true);
+        return nullptr;
+    }
+    piece.buffer = iface->take_tx_buffer(side, lower);
+    return piece.buffer == nullptr ? nullptr
+                                   : side.tx.slots->slot(piece.buffer->slot) + side.chunk_offset;
+}
+
+// Gives back what a piece holds that will not be sent, when nobody uses it any more.
+void Ep::drop_piece(Piece &piece)
+{
+    const GpuQueue::Ticket ticket = piece.ticket;
+    GpuQueue::end(piece.ticket);
+    if (piece.source != nullptr) {
+        iface->md->unpin_device(std::exchange(piece.source, nullptr), ticket);
+    }
+    if (piece.buffer != nullptr) {
+        complete(&std::exchange(piece.buffer, nullptr)->completion, UCS_OK);
+    }
+}
+
+// `length` bytes of the source have become pieces.
+void Ep::made(const Source &source, size_t length)
+{
+    answered_last = source.owner == nullptr;
+    if (source.owner != nullptr) {
+        Operation &put = source.owner->what;
+        put.done += length;
+        if (put.done == put.length) {
+            current = nullptr;
         }
-        output = iface->tx_pool->slot(segment_buffer->slot);
+        return;
+    }
+    Answer &answer = answers.front();
+    answer.done += length;
+    if (answer.done == answer.request.length) {
+        answers.pop_front();
+    }
+}
+
+ucs_status_t Ep::make_pieces(const Source &source)
+{
+    const bool by_gpu = source.from > 0 || source.to > 0;
+    if (in_flight.size() + unannounced.size() + pieces.size() >= MAX_IN_FLIGHT) {
+        return UCS_ERR_NO_RESOURCE;
+    }
+    if (!by_gpu && source.left <= iface->inline_max) {
+        return make_inline(source);
+    }
+    Sending &to = sending[source.to];
+    if (to.credits.empty()) {
+        return UCS_ERR_NO_RESOURCE;
+    }
+    Side *side = gpu_side(source.from);
+    if (side == nullptr) {
+        return failed;
+    }
+    const size_t length = piece_length(source, to, *side);
+    if (length == 0) {
+        zip_error("zip: endpoint %p: the peer's slots are too small", static_cast<void *>(this));
+        return UCS_ERR_IO_ERROR;
+    }
+    return source.from > 0 ? encode_on_gpu(source, to, *side, length)
+                           : encode_on_host(source, to, *side, length);
+}
+
+Piece Ep::new_piece(const Source &source, size_t offset, size_t length) const
+{
+    Piece piece = {};
+    piece.segment.header.to = peer_id;
+    piece.segment.region = source.region;
+    piece.segment.address = source.address + offset;
+    piece.segment.length = length;
+    piece.owner = source.owner;
+    return piece;
+}
+
+ucs_status_t Ep::make_inline(const Source &source)
+{
+    Piece piece = new_piece(source, 0, source.left);
+    piece.stage = Piece::Stage::WRITTEN;
+    piece.segment.encoded_length = static_cast<uint32_t>(source.left);
+    piece.segment.slot = wire::Segment::INLINE;
+    piece.data = source.data;
+    if (source.owner == nullptr) {
+        piece.copy.assign(source.data, source.data + source.left);
+        piece.data = piece.copy.data();
+    }
+    pieces.push_back(std::move(piece));
+    made(source, source.left);
+    return UCS_OK;
+}
+
+ucs_status_t Ep::encode_on_host(const Source &source, Sending &to, Side &side, size_t length)
+{
+    Piece piece = new_piece(source, 0, length);
+    piece.segment.slot = to.credits.back();
+    char *output = output_for(source, to, side, piece);
+    if (output == nullptr) {
+        return failed != UCS_OK ? failed : UCS_ERR_NO_RESOURCE;
     }
     size_t encoded = 0;
-    const zip_status_t status = zip_codec_encode(coding, data, segment.length, output,
-                                                 zip_codec_bound(segment.length), &encoded);
-    if (status != ZIP_OK) {
-        zip_error("zip: cannot encode %zu bytes: %s", size_t(segment.length),
-                  zip_status_string(status));
-        fail(UCS_ERR_IO_ERROR, true);
-        return false;
+    zip_status_t status = zip_codec_encode(source.coding, source.data, length, output,
+                                           zip_codec_bound(length), &encoded);
+    zip_chunk_info_t info = {};
+    if (status == ZIP_OK && source.to > 0) {
+        status = zip_codec_inspect(output, encoded, &info);
     }
-    credits.pop_back();
-    ++credits_in_use;
-    segment.encoded_length = static_cast<uint32_t>(encoded);
-    segment_data = output;
-    stage = remote->mapped() ? Stage::WRITTEN : Stage::ENCODED;
-    return true;
+    if (status != ZIP_OK) {
+        zip_error("zip: cannot encode %zu bytes: %s", length, zip_status_string(status));
+        drop_piece(piece);
+        return UCS_ERR_IO_ERROR;
+    }
+    to.credits.pop_back();
+    ++to.in_use;
+    piece.segment.encoded_length = static_cast<uint32_t>(encoded);
+    piece.segment.dtype = static_cast<uint8_t>(info.coding.dtype);
+    piece.segment.shape = static_cast<uint8_t>(info.coding.shape);
+    piece.segment.small_tiles = info.coding.small_tiles != 0;
+    piece.data = output;
+    piece.stage = piece.buffer != nullptr ? Piece::Stage::ENCODED : Piece::Stage::WRITTEN;
+    pieces.push_back(std::move(piece));
+    made(source, length);
+    return UCS_OK;
 }
 
-// Chooses the next segment of an operation or, in turn with those, of an answer.
-bool Ep::prepare_segment()
+// One launch for as many pieces as there is room for.
+ucs_status_t Ep::encode_on_gpu(const Source &source, Sending &to, Side &side, size_t length)
 {
-    segment = {};
-    if (!answers.empty() && (operations.empty() || !answered_last)) {
-        return prepare_answer();
+    const size_t left = (source.left + length - 1) / length;
+    size_t count = std::min({left, to.credits.size(), size_t{GpuQueue::MAX_BATCH},
+                             size_t{side.encoder->room()},
+                             MAX_IN_FLIGHT - in_flight.size() - unannounced.size() - pieces.size()});
+    if (iface->strategy() == Strategy::CHUNKED) {
+        count = std::min(count, encoding > 0 ? size_t{0} : size_t{1});
     }
-    const Operation &operation = operations.front();
-    segment.region = operation.rkey->region;
-    segment.address = operation.address + operation.done;
-    segment_is_answer = false;
-    return encode_segment(operation.coding, operation.local + operation.done,
-                          operation.length - operation.done);
+    // Few pieces are worth a launch of their own only if the GPU would be idle.
+    const size_t worth = std::min(left, (to.credits.size() + to.in_use) / 4);
+    if (count == 0 || (encoding > 0 && count < worth)) {
+        return UCS_ERR_NO_RESOURCE;
+    }
+    std::vector<zip_gpu_item_t> &items = side.items;
+    std::vector<Piece> fresh;
+    items.clear();
+    size_t done = 0;
+    for (size_t i = 0; i < count && done < source.left; ++i) {
+        const size_t part = std::min(length, source.left - done);
+        Piece piece = new_piece(source, done, part);
+        piece.segment.slot = to.credits[to.credits.size() - 1 - i];
+        char *output = output_for(source, to, side, piece);
+        if (output == nullptr) {
+            break;
+        }
+        zip_plan_t plan = {};
+        zip_codec_plan(source.coding, part, &plan);
+        piece.data = output;
+        piece.fixed = plan.fixed;
+        piece.stage = Piece::Stage::ENCODING;
+        zip_gpu_item_t item = {};
+        item.coding = source.coding;
+        item.data = const_cast<char *>(source.data + done);
+        item.data_size = part;
+        item.chunks = output;
+        item.last_room = plan.bound;
+        items.push_back(item);
+        fresh.push_back(std::move(piece));
+        done += part;
+    }
+    const bool to_gpu_memory = !to.remote->mapped() && side.tx.slots != nullptr &&
+                               side.tx.slots->memory().on_gpu();
+    const bool launched = failed == UCS_OK && !items.empty() &&
+                          side.encoder->encode(items, iface->sms_for(to_gpu_memory), side.tickets);
+    if (!launched) {
+        for (Piece &piece : fresh) {
+            drop_piece(piece);
+        }
+        if (failed == UCS_OK && !items.empty() && !side.encoder->is_full()) {
+            fail_gpu(*side.encoder);
+        }
+        return failed != UCS_OK ? failed : UCS_ERR_NO_RESOURCE;
+    }
+    for (size_t i = 0; i < fresh.size(); ++i) {
+        fresh[i].ticket = side.tickets[i];
+        if (source.pinned != nullptr) {
+            fresh[i].source = source.pinned;
+            iface->md->pin_device(source.pinned, side.tickets[i]);
+        }
+        pieces.push_back(std::move(fresh[i]));
+        to.credits.pop_back();
+        ++to.in_use;
+        ++encoding;
+    }
+    made(source, done);
+    return UCS_OK;
+}
+
+// The next `length` bytes of a put go as they are, to where they belong.
+ucs_status_t Ep::make_plain(Tracked &put, size_t length)
+{
+    if (in_flight.size() + unannounced.size() + pieces.size() >= MAX_IN_FLIGHT) {
+        return UCS_ERR_NO_RESOURCE;
+    }
+    const Operation &what = put.what;
+    const Source source = {{},          what.local + what.done,
+                           length,      0,
+                           0,           what.rkey->region,
+                           what.address + what.done, &put,
+                           nullptr};
+    Piece piece = new_piece(source, 0, length);
+    piece.stage = Piece::Stage::PLAIN;
+    piece.segment.encoded_length = static_cast<uint32_t>(std::min<size_t>(length, UINT32_MAX));
+    piece.segment.slot = wire::Segment::PLACED;
+    piece.data = source.data;
+    pieces.push_back(std::move(piece));
+    made(source, length);
+    return UCS_OK;
+}
+
+// One step of what is next.
+ucs_status_t Ep::prepare()
+{
+    if (!declined.empty()) {
+        Tracked *entry = declined.front();
+        return entry->what.way == Way::STRAIGHT ? go_straight(entry->what, entry)
+                                                : ask_for_get(entry->what, entry);
+    }
+    // An answer that waits does not hold up an operation, nor the other way round.
+    for (const bool answer : {!answered_last, answered_last}) {
+        const ucs_status_t status = answer ? prepare_answer() : prepare_put();
+        if (status != UCS_ERR_NO_RESOURCE) {
+            return status;
+        }
+    }
+    return UCS_ERR_NO_RESOURCE;
+}
+
+ucs_status_t Ep::prepare_put()
+{
+    if (current == nullptr) {
+        if (operations.empty()) {
+            return UCS_ERR_NO_RESOURCE;
+        }
+        Operation &next = operations.front();
+        if (!next.chosen && !choose_way(next)) {
+            return failed != UCS_OK ? failed : UCS_ERR_NO_RESOURCE;
+        }
+        if (!can_start(next)) {
+            return UCS_ERR_NO_RESOURCE;
+        }
+        if (next.way == Way::STRAIGHT) {
+            answered_last = false;
+            return go_straight(next, nullptr);
+        }
+        if (next.kind == Kind::GET) {
+            answered_last = false;
+            return ask_for_get(next, nullptr);
+        }
+        if (!next.uses_gpu() && !pieces.empty()) {
+            return UCS_ERR_NO_RESOURCE; // encoded when it can be sent
+        }
+        current = &track(next);
+        operations.pop_front();
+        gpu_puts += current->what.uses_gpu();
+        plan_ends(current->what);
+    }
+    Tracked &put = *current;
+    const Operation &what = put.what;
+    if (what.done < what.head) {
+        return make_plain(put, what.head);
+    }
+    const size_t end = what.length - what.tail;
+    if (what.done == end) {
+        return make_plain(put, what.tail);
+    }
+    const int from = what.on_gpu() ? what.region->ring : 0;
+    if (from == 0 && !pieces.empty()) {
+        return UCS_ERR_NO_RESOURCE;
+    }
+    return make_pieces({what.coding, what.local + what.done, end - what.done, from,
+                        static_cast<unsigned>(what.rkey->ring), what.rkey->region,
+                        what.address + what.done, &put, nullptr});
 }
 
 // The same for an answer, if the memory that was asked for is still registered.
-bool Ep::prepare_answer()
+ucs_status_t Ep::prepare_answer()
 {
+    if (answers.empty()) {
+        return UCS_ERR_NO_RESOURCE;
+    }
     Answer &answer = answers.front();
     const size_t left = answer.request.length - answer.done;
     Region *source =
             iface->md->pin(answer.request.region, answer.request.address + answer.done, left);
     if (source == nullptr) {
         refuse(0, UCS_ERR_INVALID_ADDR, "get of memory that is no longer registered");
-        return false;
+        return failed;
     }
     const auto *data = reinterpret_cast<const char *>(answer.request.address + answer.done);
-    segment.region = answer.request.to_region;
-    segment.address = answer.request.to_address + answer.done;
-    segment_is_answer = true;
-    const bool prepared = encode_segment(answer.coding, data, left);
+    ucs_status_t status = UCS_ERR_NO_RESOURCE;
+    float ratio;
+    if (!answer.chosen && choose_coding(data, left, source->ring, answer.coding, ratio)) {
+        answer.chosen = true;
+    }
+    if (failed != UCS_OK) {
+        status = failed;
+    } else if (answer.chosen && answer.done == 0 && answer.request.may_decline != 0 &&
+               answer.coding.dtype == ZIP_DTYPE_BYTES) {
+        to_decline.push_back(answer.request.to_region);
+        answers.pop_front();
+        status = UCS_OK;
+    } else if (answer.chosen && (source->on_gpu() || pieces.empty())) {
+        status = make_pieces({answer.coding, data, left, source->ring, answer.request.to_ring,
+                              answer.request.to_region, answer.request.to_address + answer.done,
+                              nullptr, source->on_gpu() ? source : nullptr});
+    }
     iface->md->unpin(source);
-    return prepared;
+    return status;
 }
 
-ucs_status_t Ep::post_segment()
+// ---- posting
+
+// One step of the first piece.
+ucs_status_t Ep::post_piece()
 {
-    if (stage == Stage::ENCODED) {
-        uct_iov_t iov = {};
-        iov.buffer = const_cast<char *>(segment_data);
-        iov.length = segment.encoded_length;
-        iov.memh = iface->tx_pool->memory().memh();
-        iov.count = 1;
-        segment_buffer->completion.count = 1;
-        segment_buffer->completion.status = UCS_OK;
+    if (encoding > 0 && !poll_encoder()) {
+        return failed;
+    }
+    if (pieces.empty()) {
+        return UCS_ERR_NO_RESOURCE;
+    }
+    const Strategy strategy = iface->strategy();
+    if (strategy == Strategy::SPLIT_SEND) {
+        for (Piece &piece : pieces) {
+            if (piece.stage == Piece::Stage::ENCODED && piece.put == 0 && piece.fixed > 0) {
+                return put_encoded(piece, piece.fixed);
+            }
+        }
+    }
+    Piece &piece = pieces.front();
+    const bool waits = strategy == Strategy::SPLIT_SEND || strategy == Strategy::ENCODE_THEN_SEND;
+    if (piece.stage == Piece::Stage::ENCODING || (waits && piece.fixed > 0 && encoding > 0)) {
+        return UCS_ERR_NO_RESOURCE;
+    }
+    if (piece.stage == Piece::Stage::ENCODED || piece.stage == Piece::Stage::PLAIN) {
+        const bool plain = piece.stage == Piece::Stage::PLAIN;
         const ucs_status_t status =
-                uct_ep_put_zcopy(lower, &iov, 1, remote->remote_address(segment.slot),
-                                 remote->rkey(), &segment_buffer->completion);
-        if (status == UCS_OK) {
-            complete(&segment_buffer->completion, UCS_OK);
-        } else if (status != UCS_INPROGRESS) {
+                plain ? put_plain(piece) : put_encoded(piece, piece.segment.encoded_length);
+        if (status != UCS_OK) {
             return status;
         }
-        segment_buffer = nullptr;
-        stage = iface->puts_are_ordered ? Stage::WRITTEN : Stage::PUT;
+        if (failed != UCS_OK) {
+            return failed;
+        }
+        piece.stage = iface->puts_are_ordered ? Piece::Stage::WRITTEN : Piece::Stage::PUT;
+        if (plain && iface->puts_are_ordered && piece.owner->sent == 0) {
+            piece_sent(); // what follows says that it is there, too
+            return UCS_OK;
+        }
     }
-    if (stage == Stage::PUT) {
+    if (piece.stage == Piece::Stage::PUT) {
         LowerOperation *under = iface->begin_lower_operation(this);
         const ucs_status_t status = uct_ep_flush(lower, 0, &under->completion);
         if (status != UCS_OK && status != UCS_INPROGRESS) {
             iface->forget_lower_operation(under);
             return status;
         }
-        unannounced.push_back({segment, nullptr, status == UCS_OK});
+        unannounced.push_back({piece.segment, nullptr, status == UCS_OK});
         if (status == UCS_OK) {
             iface->forget_lower_operation(under);
         } else {
             under->segment = &unannounced.back();
             ++under_way;
         }
-        Tracked *ends = segment_sent();
+        Tracked *ends = piece_sent();
         if (failed == UCS_OK) {
             unannounced.back().ends = ends;
         }
@@ -311,15 +793,72 @@ ucs_status_t Ep::post_segment()
     if (!unannounced.empty()) {
         return UCS_ERR_NO_RESOURCE; // those before this one first
     }
-    const size_t inline_length = segment.slot == wire::Segment::INLINE ? segment.length : 0;
-    const ucs_status_t status = announce(segment, {segment_data, inline_length});
+    const size_t inline_length =
+            piece.segment.slot == wire::Segment::INLINE ? piece.segment.length : 0;
+    const ucs_status_t status = announce(piece.segment, {piece.data, inline_length});
     if (status == UCS_OK) {
-        Tracked *ends = segment_sent();
+        Tracked *ends = piece_sent();
         if (ends != nullptr) {
             ends->last_segment = sent_sequence;
         }
     }
     return status;
+}
+
+// Puts the encoded bytes up to `end` into the peer's slot.
+ucs_status_t Ep::put_encoded(Piece &piece, size_t end)
+{
+    const unsigned ring = wire::ring_of(piece.segment.slot);
+    const RemoteRing &remote = *sending[ring].remote;
+    if (piece.put < end) {
+        uct_iov_t iov = {};
+        iov.buffer = const_cast<char *>(piece.data) + piece.put;
+        iov.length = end - piece.put;
+        iov.memh = piece.buffer->pool->slots->memory().memh();
+        iov.count = 1;
+        ++piece.buffer->completion.count;
+        const ucs_status_t status = uct_ep_put_zcopy(
+                lower, &iov, 1,
+                remote.remote_address(wire::index_of(piece.segment.slot)) + chunk_offset(ring) +
+                        piece.put,
+                remote.rkey(), &piece.buffer->completion);
+        if (status != UCS_INPROGRESS) {
+            --piece.buffer->completion.count;
+        }
+        if (status != UCS_OK && status != UCS_INPROGRESS) {
+            return status;
+        }
+        piece.put = end;
+    }
+    if (end == piece.segment.encoded_length) {
+        complete(&std::exchange(piece.buffer, nullptr)->completion, UCS_OK);
+    }
+    return UCS_OK;
+}
+
+// Puts a plain piece where it belongs; with the last one the put's own end below is waited for.
+ucs_status_t Ep::put_plain(Piece &piece)
+{
+    Operation &what = piece.owner->what;
+    if (what.under == nullptr) {
+        what.under = iface->begin_lower_operation(this);
+        ++under_way;
+    }
+    LowerOperation *under = what.under;
+    const ucs_status_t status = put_straight(what, piece.data, piece.segment.length,
+                                             piece.segment.address, piece.put, under);
+    if (status != UCS_OK) {
+        return status;
+    }
+    iface->counters.straight_bytes += piece.segment.length;
+    const bool is_last = piece.data + piece.segment.length == what.local + what.length;
+    if (is_last) {
+        what.under = nullptr;
+        piece.owner->plain = under;
+        under->tracked = piece.owner;
+        complete(&under->completion, UCS_OK); // may end it
+    }
+    return UCS_OK;
 }
 
 // Sends the message of a segment that is in its slot, or is `inline_data`.
@@ -330,7 +869,7 @@ ucs_status_t Ep::announce(wire::Segment &message, Part inline_data)
             send_parts(lower, wire::SEGMENT, {{&message, sizeof(message)}, inline_data, {}});
     if (status == UCS_OK) {
         ++sent_sequence;
-        in_flight.push_back(message.slot != wire::Segment::INLINE);
+        in_flight.push_back(message.slot);
     }
     return status;
 }
@@ -356,33 +895,33 @@ unsigned Ep::announce_flushed()
     return sent;
 }
 
-// Counts the segment that has just gone. If it was an operation's last one, returns where that is
-// tracked; the operation's own completion has been called then.
-Tracked *Ep::segment_sent()
+// Counts the first piece, which has just gone. If it was an operation's last one, returns where
+// that is tracked; if nothing reads the operation's memory any more its own completion has been
+// called then.
+Tracked *Ep::piece_sent()
 {
-    stage = Stage::IDLE;
-    answered_last = segment_is_answer;
-    ++iface->counters.segments;
-    iface->counters.wire_bytes += segment.encoded_length;
-    iface->counters.stored_segments += segment.encoded_length >= segment.length;
-    if (segment_is_answer) {
-        Answer &answer = answers.front();
-        answer.done += segment.length;
-        if (answer.done == answer.request.length) {
-            answers.pop_front();
-        }
+    const Piece piece = std::move(pieces.front());
+    pieces.pop_front();
+    const wire::Segment &segment = piece.segment;
+    if (segment.slot != wire::Segment::PLACED) {
+        ++iface->counters.segments;
+        iface->counters.wire_bytes += segment.encoded_length;
+        iface->counters.stored_segments += segment.encoded_length >= segment.length;
+    }
+    if (piece.owner == nullptr) {
         return nullptr;
     }
-    Operation &operation = operations.front();
-    operation.done += segment.length;
-    if (operation.done < operation.length) {
+    Tracked &put = *piece.owner;
+    put.sent += segment.length;
+    put.encoded += segment.encoded_length;
+    if (put.sent < put.what.length) {
         return nullptr;
     }
-    Tracked &ends = track(operation);
-    uct_completion_t *completion = operation.completion;
-    operations.pop_front();
-    complete(completion, UCS_OK);
-    return failed == UCS_OK ? &ends : nullptr;
+    if (put.what.tail == 0) {
+        put.sent_all = true;
+        complete(std::exchange(put.what.completion, nullptr), UCS_OK);
+    }
+    return failed == UCS_OK ? &put : nullptr;
 }
 
 // ---- operations
@@ -411,7 +950,8 @@ ucs_status_t Ep::ask_for_get(Operation &operation, Tracked *entry)
     if (coded_gets.size() >= MAX_CODED_GETS) {
         return UCS_ERR_NO_RESOURCE;
     }
-    Region *region = iface->md->add_region(operation.local, operation.length);
+    const int ring = operation.on_gpu() ? operation.region->ring : 0;
+    Region *region = iface->md->add_region(operation.local, operation.length, ring);
     if (region == nullptr) {
         return UCS_ERR_NO_MEMORY;
     }
@@ -420,7 +960,7 @@ ucs_status_t Ep::ask_for_get(Operation &operation, Tracked *entry)
     const wire::Get message{{peer_id},         operation.rkey->region,
                             operation.address, operation.length,
                             region->id,        reinterpret_cast<uint64_t>(operation.local),
-                            may_decline};
+                            static_cast<uint8_t>(ring), may_decline};
     const ucs_status_t status = send_message(lower, wire::GET, &message, sizeof(message));
     if (status != UCS_OK) {
         iface->md->remove_region(region);
@@ -434,6 +974,37 @@ ucs_status_t Ep::ask_for_get(Operation &operation, Tracked *entry)
     }
     entry->region = region;
     coded_gets.push_back(entry);
+    return UCS_OK;
+}
+
+// Posts what is left, from `done` on, of `length` bytes of an operation at `local` to the transport
+// below.
+ucs_status_t Ep::put_straight(const Operation &operation, const char *local, size_t length,
+                              uint64_t address, size_t &done, LowerOperation *under)
+{
+    const bool is_put = operation.kind == Kind::PUT;
+    const bool needs_memh = (iface->md->lower_attr.flags & UCT_MD_FLAG_NEED_MEMH) != 0;
+    const uct_rkey_t rkey =
+            operation.rkey->component != nullptr ? operation.rkey->bundle.rkey : UCT_INVALID_RKEY;
+    const size_t most =
+            is_put ? iface->lower_attr.cap.put.max_zcopy : iface->lower_attr.cap.get.max_zcopy;
+    while (done < length) {
+        uct_iov_t iov = {};
+        iov.buffer = const_cast<char *>(local) + done;
+        iov.length = std::min(length - done, most);
+        iov.memh = needs_memh && operation.region != nullptr
+                           ? iface->md->lower_memh(operation.region)
+                           : nullptr;
+        iov.count = 1;
+        const ucs_status_t status =
+                is_put ? uct_ep_put_zcopy(lower, &iov, 1, address + done, rkey, &under->completion)
+                       : uct_ep_get_zcopy(lower, &iov, 1, address + done, rkey, &under->completion);
+        under->completion.count += status == UCS_INPROGRESS;
+        if (status != UCS_OK && status != UCS_INPROGRESS) {
+            return status;
+        }
+        done += iov.length;
+    }
     return UCS_OK;
 }
 
@@ -462,32 +1033,15 @@ ucs_status_t Ep::go_straight(Operation &operation, Tracked *entry)
         ++under_way;
     }
     LowerOperation *under = operation.under;
-    const auto posted_below = [under](ucs_status_t status) {
-        under->completion.count += status == UCS_INPROGRESS;
-        return status == UCS_OK || status == UCS_INPROGRESS;
-    };
-    const uct_rkey_t rkey =
-            operation.rkey->component != nullptr ? operation.rkey->bundle.rkey : UCT_INVALID_RKEY;
-    const size_t most =
-            is_put ? iface->lower_attr.cap.put.max_zcopy : iface->lower_attr.cap.get.max_zcopy;
-    while (operation.done < operation.length) {
-        uct_iov_t iov = {};
-        iov.buffer = operation.local + operation.done;
-        iov.length = std::min(operation.length - operation.done, most);
-        iov.memh = memh;
-        iov.count = 1;
-        const uint64_t address = operation.address + operation.done;
-        const ucs_status_t status =
-                is_put ? uct_ep_put_zcopy(lower, &iov, 1, address, rkey, &under->completion)
-                       : uct_ep_get_zcopy(lower, &iov, 1, address, rkey, &under->completion);
-        if (!posted_below(status)) {
-            return status;
-        }
-        operation.done += iov.length;
+    const ucs_status_t posted_all = put_straight(operation, operation.local, operation.length,
+                                                 operation.address, operation.done, under);
+    if (posted_all != UCS_OK) {
+        return posted_all;
     }
     if (is_put) {
         const ucs_status_t status = uct_ep_flush(lower, 0, &under->completion);
-        if (!posted_below(status)) {
+        under->completion.count += status == UCS_INPROGRESS;
+        if (status != UCS_OK && status != UCS_INPROGRESS) {
             return status;
         }
     }
@@ -501,6 +1055,7 @@ ucs_status_t Ep::go_straight(Operation &operation, Tracked *entry)
         declined.pop_front();
     }
     under->tracked->what.under = nullptr;
+    under->tracked->what.completion = nullptr;
     last_straight = under;
     complete(&under->completion, UCS_OK); // may end it
     return UCS_OK;
@@ -516,7 +1071,10 @@ void Ep::lower_operation_ended(LowerOperation &ended, ucs_status_t status)
     if (ended.segment != nullptr) {
         ended.segment->flushed = true;
     }
-    if (ended.tracked != nullptr) {
+    if (ended.tracked != nullptr && ended.tracked->plain == &ended) {
+        ended.tracked->plain = nullptr;
+        end_acknowledged();
+    } else if (ended.tracked != nullptr) {
         end(*ended.tracked);
     }
     complete(ended.user, status);
@@ -537,7 +1095,8 @@ void Ep::unmeasure(Operation &operation)
 {
     if (operation.measured) {
         operation.measured = false;
-        bypass[static_cast<size_t>(operation.kind)]->drop(operation.way, seconds(Clock::now()));
+        bypass[static_cast<size_t>(operation.kind)][operation.uses_gpu()]->drop(
+                operation.way, seconds(Clock::now()));
     }
 }
 
@@ -547,16 +1106,25 @@ void Ep::end(Tracked &operation)
     operation.done = true;
     const Operation &what = operation.what;
     if (what.measured) {
-        bypass[static_cast<size_t>(what.kind)]->end(what.way, what.length,
-                                                    static_cast<double>(what.ratio),
-                                                    seconds(what.since), seconds(Clock::now()));
+        bypass[static_cast<size_t>(what.kind)][what.uses_gpu()]->end(
+                what.way, what.length, static_cast<double>(what.ratio), seconds(what.since),
+                seconds(Clock::now()));
+    }
+    if (what.kind == Kind::PUT && what.way == Way::CODED && what.uses_gpu()) {
+        --gpu_puts;
+        const auto coded = static_cast<float>(what.length - what.head - what.tail);
+        const float ratio = static_cast<float>(operation.encoded) / std::max(coded, 1.0f);
+        if (ratio > what.ratio + RATIO_DRIFT) {
+            iface->known.erase(what.local); // other data than was probed
+        }
     }
 }
 
 // Ends the coded puts whose last segment is acknowledged.
 void Ep::end_acknowledged()
 {
-    for (Tracked &operation : tracked) {
+    for (size_t i = 0; i < tracked.size(); ++i) {
+        Tracked &operation = tracked[i];
         const bool coded_put = operation.what.kind == Kind::PUT && operation.what.way == Way::CODED;
         if (!coded_put || operation.done) {
             continue;
@@ -564,7 +1132,9 @@ void Ep::end_acknowledged()
         if (operation.last_segment == 0 || operation.last_segment > acked_sequence) {
             break;
         }
-        end(operation);
+        if (operation.plain == nullptr) {
+            end(operation);
+        }
     }
 }
 
@@ -574,7 +1144,9 @@ void Ep::retire()
     KeepAlive guard(this);
     while (!tracked.empty() && tracked.front().done) {
         ++completed;
+        uct_completion_t *completion = std::exchange(tracked.front().what.completion, nullptr);
         tracked.pop_front();
+        complete(completion, UCS_OK);
     }
     while (!flushes.empty() && flushes.front().operation <= completed) {
         uct_completion_t *completion = flushes.front().completion;
@@ -583,64 +1155,19 @@ void Ep::retire()
     }
 }
 
-// One step of what is next. UCS_ERR_NO_RESOURCE: it has to wait.
-ucs_status_t Ep::advance()
-{
-    if (stage == Stage::WRITTEN && segment_is_answer && segment.slot == wire::Segment::INLINE) {
-        stage = Stage::IDLE; // its memory may have been deregistered meanwhile: looked up anew
-    }
-    if (stage != Stage::IDLE) {
-        return post_segment();
-    }
-    if (!declined.empty()) {
-        Tracked *entry = declined.front();
-        return entry->what.way == Way::STRAIGHT ? go_straight(entry->what, entry)
-                                                : ask_for_get(entry->what, entry);
-    }
-    const bool answer_is_next = !answers.empty() && (operations.empty() || !answered_last);
-    if (!answer_is_next) {
-        if (operations.empty()) {
-            return UCS_ERR_NO_RESOURCE;
-        }
-        Operation &next = operations.front();
-        if (!next.chosen) {
-            choose_way(next);
-        }
-        const bool coded_put = next.kind == Kind::PUT && next.way == Way::CODED;
-        if (!can_start(next)) {
-            answered_last = false; // answers go on meanwhile
-            return UCS_ERR_NO_RESOURCE;
-        }
-        if (!coded_put) {
-            answered_last = false;
-            return next.way == Way::STRAIGHT ? go_straight(next, nullptr)
-                                             : ask_for_get(next, nullptr);
-        }
-    }
-    if (!prepare_segment()) {
-        answered_last = !answered_last; // the other queue may find what it needs
-        return failed != UCS_OK ? failed : UCS_ERR_NO_RESOURCE;
-    }
-    return post_segment();
-}
-
 unsigned Ep::send()
 {
     unsigned steps = announce_flushed();
-    unsigned waits = 0;
-    while (steps < MAX_BURST && failed == UCS_OK) {
-        const ucs_status_t status = advance();
-        if (status == UCS_ERR_NO_RESOURCE) {
-            // an answer that waits does not hold up an operation, nor the other way round
-            if (stage != Stage::IDLE || answers.empty() || ++waits == 2) {
-                break;
+    for (bool moved = true; moved && steps < MAX_BURST && failed == UCS_OK;) {
+        moved = false;
+        for (const auto step : {&Ep::post_piece, &Ep::prepare}) {
+            const ucs_status_t status = failed == UCS_OK ? (this->*step)() : UCS_ERR_NO_RESOURCE;
+            if (status == UCS_OK) {
+                moved = true;
+                ++steps;
+            } else if (status != UCS_ERR_NO_RESOURCE) {
+                fail(status, true);
             }
-        } else if (status != UCS_OK) {
-            fail(status, true);
-            break;
-        } else {
-            waits = 0;
-            ++steps;
         }
     }
     return steps;
@@ -678,7 +1205,7 @@ ucs_status_t Ep::post(Kind kind, const uct_iov_t *iov, size_t count, uint64_t ad
     operation.completion = first ? nullptr : completion;
     operation.fence = fenced;
     operation.since = Clock::now();
-    ++posted;
+    operation.serial = ++posted;
     if (kind == Kind::PUT) {
         ++iface->counters.puts;
         iface->counters.put_bytes += length;
@@ -695,8 +1222,13 @@ ucs_status_t Ep::post(Kind kind, const uct_iov_t *iov, size_t count, uint64_t ad
         if (failed != UCS_OK) {
             return failed;
         }
+        const bool on_its_way = !tracked.empty() && tracked.back().what.serial == posted &&
+                                tracked.back().what.way == Way::CODED &&
+                                tracked.back().what.kind == Kind::PUT && !tracked.back().sent_all;
         if (!operations.empty()) {
             operations.front().completion = completion;
+        } else if (on_its_way) {
+            tracked.back().what.completion = completion;
         } else if (last_straight != nullptr) {
             last_straight->user = completion;
         } else if (coded_gets.size() > gets_before) {
@@ -775,15 +1307,15 @@ unsigned Ep::dispatch_pending()
 
 bool Ep::take_credits(const wire::Slots &slots)
 {
-    if (slots.count() > 0 && remote == nullptr) {
-        return false;
-    }
     for (uint32_t i = 0; i < slots.count(); ++i) {
         const uint32_t slot = slots[i];
-        if (slot >= remote->count() || credits.size() >= remote->count()) {
+        const auto to = sending.find(wire::ring_of(slot));
+        if (to == sending.end() || to->second.remote == nullptr ||
+            wire::index_of(slot) >= to->second.remote->count() ||
+            to->second.credits.size() >= to->second.remote->count()) {
             return false;
         }
-        credits.push_back(slot);
+        to->second.credits.push_back(slot);
     }
     return true;
 }
@@ -799,6 +1331,12 @@ void Ep::on_grant(const char *data, size_t length)
         return;
     }
     const wire::Grant &grant = view.head;
+    const auto to = sending.find(wire::ring_of(view.slots[0]));
+    if (to == sending.end()) {
+        refuse(0, UCS_ERR_INVALID_PARAM, "grant of slots that were not asked for");
+        return;
+    }
+    std::unique_ptr<RemoteRing> &remote = to->second.remote;
     if (remote == nullptr) {
         ucs_status_t status;
         remote = RemoteRing::open(iface->md, grant.ring_address, grant.slot_size, grant.slot_count,
@@ -814,7 +1352,19 @@ void Ep::on_grant(const char *data, size_t length)
         refuse(0, UCS_ERR_INVALID_PARAM, "grant of slots that do not exist");
         return;
     }
-    requested = false;
+    to->second.requested = false;
+}
+
+void Ep::on_recall(const char *data, size_t length)
+{
+    wire::Recall recall;
+    const bool is_whole = wire::read(data, length, recall);
+    const auto to = sending.find(is_whole ? recall.ring : wire::MAX_RINGS);
+    if (to == sending.end()) {
+        refuse(0, UCS_ERR_INVALID_PARAM, "recall of slots that it has not lent");
+        return;
+    }
+    to->second.recalled = true;
 }
 
 void Ep::on_ack(const char *data, size_t length)
@@ -827,15 +1377,20 @@ void Ep::on_ack(const char *data, size_t length)
         return;
     }
     for (; acked_sequence < ack.sequence; ++acked_sequence) {
-        credits_in_use -= in_flight.front();
+        const uint32_t slot = in_flight.front();
+        if (slot != wire::Segment::INLINE && slot != wire::Segment::PLACED) {
+            --sending[wire::ring_of(slot)].in_use;
+        }
         in_flight.pop_front();
     }
     if (!take_credits(view.slots)) {
         refuse(0, UCS_ERR_INVALID_PARAM, "acknowledgement with slots that do not exist");
         return;
     }
-    if (credits_in_use == 0) {
-        requested = false; // if none came back there is a need to ask again
+    for (auto &[ring, to] : sending) {
+        if (to.in_use == 0) {
+            to.requested = false; // if none came back there is a need to ask again
+        }
     }
     end_acknowledged();
     retire();
@@ -854,23 +1409,15 @@ void Ep::on_get(const char *data, size_t length)
         return;
     }
     Region *source = iface->md->pin(message.region, message.address, message.length);
-    if (source == nullptr || !source->host) {
+    if (source == nullptr || !source->codable()) {
         if (source != nullptr) {
             iface->md->unpin(source);
         }
         refuse(0, UCS_ERR_INVALID_ADDR, "get of memory that was not exported to it");
         return;
     }
-    Answer answer{message};
-    float ratio;
-    answer.coding = iface->choose_coding(reinterpret_cast<const char *>(message.address),
-                                         message.length, ratio);
     iface->md->unpin(source);
-    if (message.may_decline != 0 && answer.coding.dtype == ZIP_DTYPE_BYTES) {
-        to_decline.push_back(message.to_region);
-    } else {
-        answers.push_back(answer);
-    }
+    answers.push_back({message});
     control();
     send();
 }

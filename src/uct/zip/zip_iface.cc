@@ -34,18 +34,50 @@ constexpr DtypeChoice dtype_choices[] = {
 static_assert(std::size(dtype_choices) + 1 == std::size(dtype_option_names));
 static const char *connect_option_names[] = {"auto", "iface", "ep", nullptr};
 static const char *order_option_names[] = {"auto", "flush", nullptr};
+static const char *strategy_option_names[] = {
+        "auto", "streaming", "split-send", "chunked", "encode-then-send", "plain", nullptr};
 
 ucs_config_field_t iface_options_table[] = {
         {"", "", nullptr, ucs_offsetof(IfaceOptions, super),
          UCS_CONFIG_TYPE_TABLE(nullptr)}, // init_tl()
 
-        {"SEG_SIZE", "128k", "Bytes of a message that are encoded, sent and decoded as one piece.",
+        {"SEG_SIZE", "128k",
+         "Bytes of a message in host memory that are encoded, sent and decoded as one piece.",
          ucs_offsetof(IfaceOptions, segment_size), UCS_CONFIG_TYPE_MEMUNITS},
 
-        {"STAGING_SIZE", "32m",
-         "Staging memory of one interface, for both directions together. Taken when the first peer "
-         "sends.",
+        {"HOST_STAGING_SIZE", "32m",
+         "Staging memory of one interface for data in host memory, for both directions together. "
+         "Taken when the first\n"
+         "peer sends.",
+         ucs_offsetof(IfaceOptions, host_staging_size), UCS_CONFIG_TYPE_MEMUNITS},
+
+        {"GPU_SEG_SIZE", "auto",
+         "Bytes of a message in GPU memory that are sent and decoded as one piece, at most; auto: "
+         "1m to 4m, by the\n"
+         "bandwidth below.",
+         ucs_offsetof(IfaceOptions, gpu_segment_size), UCS_CONFIG_TYPE_MEMUNITS},
+
+        {"STAGING_SIZE", "156m",
+         "Staging memory of all interfaces of a process together for data of one GPU, for both "
+         "directions. It is the\n"
+         "GPU's own where the transport below takes that, otherwise pinned memory of the host. An "
+         "interface takes three\n"
+         "quarters of what is left when its first peer sends. At least 16m.",
          ucs_offsetof(IfaceOptions, staging_size), UCS_CONFIG_TYPE_MEMUNITS},
+
+        {"MAX_SMS", "0",
+         "Multiprocessors of a GPU that encoding and decoding may use; 0: all, but 16 for kernels "
+         "that reach across PCIe.",
+         ucs_offsetof(IfaceOptions, max_sms), UCS_CONFIG_TYPE_UINT},
+
+        {"STRATEGY", "auto",
+         "How GPU memory is sent: auto (every piece as soon as it is encoded, and plain what would "
+         "leave the wire idle\n"
+         "before the first and after the last one), or, to compare with: streaming (without plain "
+         "ends), split-send (what\n"
+         "is not entropy coded first), chunked (a piece is encoded when the one before it is sent), "
+         "encode-then-send, plain.",
+         ucs_offsetof(IfaceOptions, strategy), UCS_CONFIG_TYPE_ENUM(strategy_option_names)},
 
         {"MIN_SIZE", "32k",
          "Messages shorter than this are left to the transport below, and puts that UCP sends "
@@ -96,6 +128,11 @@ constexpr size_t SLOT_ALIGNMENT = 4096;
 constexpr size_t MIN_SEGMENT_SIZE = 4096;
 constexpr size_t MAX_SEGMENT_SIZE = size_t(1) << 30;
 constexpr size_t MIN_RING_SLOTS = 4;
+constexpr size_t MIN_GPU_SEGMENT = size_t(1) << 20, MAX_GPU_SEGMENT = size_t(4) << 20;
+constexpr double GPU_SEGMENT_SECONDS = 30e-6;
+constexpr size_t MIN_STAGING = size_t(16) << 20;
+constexpr size_t QUEUE_BYTES = size_t(1) << 20; // of GPU memory that an interface's queues take
+constexpr uint32_t PCIE_SMS = 16;
 constexpr size_t MIN_MESSAGE_SIZE = 1024; // of the transport below, for the largest control message
 constexpr size_t MAX_INLINE = 4096;
 constexpr std::chrono::milliseconds RECLAIM_INTERVAL(100);
@@ -158,7 +195,7 @@ void on_put_done(uct_completion_t *completion)
 {
     auto *buffer = ucs_container_of(completion, TxBuffer, completion);
     buffer->user = nullptr;
-    buffer->iface->tx_pool->give_back(buffer->slot);
+    buffer->pool->slots->give_back(buffer->slot);
 }
 
 unsigned progress_callback(void *arg)
@@ -400,8 +437,11 @@ ucs_status_t event_fd_get(uct_iface_h iface, int *fd_p)
 
 ucs_status_t event_arm(uct_iface_h iface, unsigned events)
 {
-    // what waits for room below would be forgotten until the next event
-    if (iface_of(iface)->progress() > 0) {
+    // what waits for room below would be forgotten until the next event, and a GPU makes none
+    const auto waits_for_gpu = [](const Ep *ep) { return ep->waits_for_gpu(); };
+    if (iface_of(iface)->progress() > 0 ||
+        std::any_of(iface_of(iface)->active.begin(), iface_of(iface)->active.end(),
+                    waits_for_gpu)) {
         return UCS_ERR_BUSY;
     }
     // Memory below gives no event when a full queue of messages has room again.
@@ -471,6 +511,7 @@ void iface_close(uct_iface_h iface_handle)
     if (iface->lower != nullptr) {
         uct_iface_close(iface->lower);
     }
+    iface->sides.clear();
     ucs_class_call_cleanup_chain(ucx::uct_base_iface_t_class_p, iface, -1);
     delete iface;
 }
@@ -538,8 +579,18 @@ ucs_status_t open_lower(Iface *iface, const uct_iface_params_t *params)
         iface->segment_size =
                 std::min(iface->segment_size, attr.cap.put.max_zcopy - ZIP_CODEC_MAX_GROWTH);
     }
-    iface->slot_size = (zip_codec_bound(iface->segment_size) + SLOT_ALIGNMENT - 1) /
-                       SLOT_ALIGNMENT * SLOT_ALIGNMENT;
+    // a piece has to take the wire longer than posting it takes the processor
+    iface->gpu_segment_size = iface->options.gpu_segment_size;
+    if (iface->gpu_segment_size == UCS_MEMUNITS_AUTO) {
+        const auto wanted = static_cast<size_t>(iface->lower_bandwidth() * GPU_SEGMENT_SECONDS);
+        iface->gpu_segment_size =
+                iface->md->lower_rkey_ptr
+                        ? 2 * MIN_GPU_SEGMENT
+                        : std::clamp(std::bit_ceil(wanted), MIN_GPU_SEGMENT, MAX_GPU_SEGMENT);
+    }
+    if (!iface->md->lower_rkey_ptr) {
+        iface->gpu_segment_size = std::min(iface->gpu_segment_size, attr.cap.put.max_zcopy / 2);
+    }
     return UCS_OK;
 }
 
@@ -549,9 +600,18 @@ const char *wrong_option(const IfaceOptions *options)
     if (options->segment_size < MIN_SEGMENT_SIZE || options->segment_size > MAX_SEGMENT_SIZE) {
         return "UCX_ZIP_SEG_SIZE must be 4k to 1g";
     }
-    if (options->staging_size / MIN_SLOTS <
+    if (options->host_staging_size / MIN_SLOTS <
         zip_codec_bound(options->segment_size) + SLOT_ALIGNMENT) {
-        return "UCX_ZIP_STAGING_SIZE must hold 8 segments: raise it, or lower UCX_ZIP_SEG_SIZE";
+        return "UCX_ZIP_HOST_STAGING_SIZE must hold 8 segments: raise it, or lower "
+               "UCX_ZIP_SEG_SIZE";
+    }
+    if (options->staging_size < MIN_STAGING) {
+        return "UCX_ZIP_STAGING_SIZE must be at least 16m";
+    }
+    if (options->gpu_segment_size != UCS_MEMUNITS_AUTO &&
+        (options->gpu_segment_size < MIN_SEGMENT_SIZE ||
+         options->gpu_segment_size > MAX_SEGMENT_SIZE)) {
+        return "UCX_ZIP_GPU_SEG_SIZE must be auto, or 4k to 1g";
     }
     if (!(options->bandwidth_ratio >= 1)) {
         return "UCX_ZIP_BW_RATIO must be at least 1";
@@ -689,8 +749,11 @@ unsigned Iface::progress()
             departing.push_back(std::move(next));
         }
     }
-    if (!waiting.empty()) {
-        reclaim_slots();
+    for (const auto &one : sides) {
+        if (one != nullptr && !one->waiting.empty()) {
+            reclaim_slots();
+            break;
+        }
     }
     return count;
 }
@@ -705,8 +768,12 @@ void Iface::reclaim_slots()
     }
     reclaimed_at = now;
     for (auto &[id, ep] : eps) {
-        if (ep->recall_sent && !ep->lent.empty() && ep->failed == UCS_OK &&
-            now - ep->recalled_at > RECALL_LIMIT) {
+        const auto ignored = [&](const auto &entry) {
+            return entry.second.recall_sent && ep->holds_slots_of(entry.first) &&
+                   now - entry.second.recalled_at > RECALL_LIMIT;
+        };
+        if (ep->failed == UCS_OK &&
+            std::any_of(ep->lending.begin(), ep->lending.end(), ignored)) {
             zip_error("zip: endpoint %p: its peer holds staging slots that others wait for",
                       static_cast<void *>(ep));
             ep->fail(UCS_ERR_TIMED_OUT, true);
@@ -766,100 +833,184 @@ void Iface::remove(Ep *ep)
     }
 }
 
-uint32_t Iface::tx_slots() const
+Side::~Side()
 {
-    if (md->lower_rkey_ptr) {
-        return 0; // encoded straight into the peer's ring
+    // They wait for what is under way, in the memory that goes next.
+    encoder = nullptr;
+    decoder = nullptr;
+    ring = nullptr;
+    tx.slots = nullptr;
+    if (gpu != nullptr) {
+        gpu->give_back(reserved);
     }
-    return static_cast<uint32_t>(
-            std::max(MIN_SLOTS - MIN_RING_SLOTS, options.staging_size / slot_size / 4));
 }
 
-SlotPool *Iface::receive_ring()
+namespace {
+
+// Of a slot for `segment` bytes of original, encoded by whichever end.
+size_t slot_size_for(size_t segment, size_t offset)
 {
-    if (ring == nullptr) {
+    zip_plan_t plan = {};
+    zip_codec_plan({ZIP_DTYPE_AUTO, ZIP_SHAPE_DEFAULT, 0}, segment, &plan);
+    return (plan.bound + offset + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
+}
+
+std::unique_ptr<Side> host_side(const Iface &iface)
+{
+    auto made = std::make_unique<Side>();
+    made->slot_size = (zip_codec_bound(iface.segment_size) + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT *
+                      SLOT_ALIGNMENT;
+    const size_t slots = iface.options.host_staging_size / made->slot_size;
+    // where the peer's ring is mapped segments are encoded straight into that
+    const size_t tx = iface.md->lower_rkey_ptr ? 0 : std::max(MIN_SLOTS - MIN_RING_SLOTS, slots / 4);
+    made->tx_slots = static_cast<uint32_t>(tx);
+    made->ring_slots = static_cast<uint32_t>(slots - tx);
+    return made;
+}
+
+// NULL: no memory for it.
+std::unique_ptr<Side> gpu_side(const Iface &iface, Gpu *gpu)
+{
+    auto made = std::make_unique<Side>();
+    made->gpu = gpu;
+    made->reserved = gpu->reserve(iface.options.staging_size);
+    made->chunk_offset = ZIP_GPU_CHUNK_PHASE;
+    const size_t usable = made->reserved - std::min(made->reserved, QUEUE_BYTES);
+    size_t segment = iface.gpu_segment_size;
+    while (segment > MIN_SEGMENT_SIZE &&
+           usable / MIN_SLOTS / 2 < slot_size_for(segment, made->chunk_offset)) {
+        segment /= 2;
+    }
+    made->slot_size = slot_size_for(segment, made->chunk_offset);
+    const size_t slots = usable / made->slot_size;
+    made->tx_slots = static_cast<uint32_t>(iface.md->lower_rkey_ptr ? 0 : slots / 2);
+    made->ring_slots = static_cast<uint32_t>(slots - made->tx_slots);
+    if (made->ring_slots < MIN_RING_SLOTS) {
+        zip_error("zip: other interfaces have this GPU's staging memory: raise "
+                  "UCX_ZIP_STAGING_SIZE");
+        return nullptr;
+    }
+    made->encoder = GpuQueue::create(gpu);
+    made->decoder = GpuQueue::create(gpu);
+    if (made->encoder == nullptr || made->decoder == nullptr) {
+        zip_error("zip: cannot make a stream on the GPU: %s", gpu->api().error_text());
+        return nullptr;
+    }
+    return made;
+}
+
+} // namespace
+
+Side *Iface::side(unsigned ring)
+{
+    if (ring >= sides.size()) {
+        sides.resize(ring + 1);
+    }
+    if (sides[ring] == nullptr && ring == 0) {
+        sides[0] = host_side(*this);
+    } else if (sides[ring] == nullptr) {
+        Gpu *gpu = md->gpu(ring);
+        sides[ring] = gpu != nullptr ? gpu_side(*this, gpu) : nullptr;
+    }
+    return sides[ring].get();
+}
+
+SlotPool *Iface::receive_ring(Side &of)
+{
+    if (of.ring == nullptr) {
         // a full /dev/shm, or a limit of locked memory: fewer slots are slower, none is an error
-        for (size_t count = options.staging_size / slot_size - tx_slots(); count >= MIN_RING_SLOTS;
-             count /= 2) {
-            auto memory = StagingMemory::allocate(md, count * slot_size, "zip_ring");
+        for (size_t count = of.ring_slots; count >= MIN_RING_SLOTS; count /= 2) {
+            auto memory = StagingMemory::allocate(md, of.gpu, count * of.slot_size, "zip_ring");
             if (memory != nullptr) {
-                ring = std::make_unique<SlotPool>(std::move(memory), slot_size,
-                                                  static_cast<uint32_t>(count));
+                of.ring = std::make_unique<SlotPool>(std::move(memory), of.slot_size,
+                                                     static_cast<uint32_t>(count));
                 break;
             }
         }
     }
-    return ring.get();
+    return of.ring.get();
 }
 
 void Iface::release_slot(uint32_t slot)
 {
-    ring->give_back(slot);
-    if (!waiting.empty()) {
-        Ep *ep = waiting.front();
-        waiting.pop_front();
-        ep->in_waiting = false;
-        ep->grant_wanted();
+    const unsigned ring = wire::ring_of(slot);
+    Side &of = *sides[ring];
+    of.ring->give_back(wire::index_of(slot));
+    if (!of.waiting.empty()) {
+        Ep *ep = of.waiting.front();
+        of.waiting.pop_front();
+        ep->lending[ring].in_waiting = false;
+        ep->grant_wanted(ring);
     }
 }
 
-void Iface::recall_slots()
+void Iface::recall_slots(unsigned ring)
 {
     for (auto &[id, ep] : eps) {
-        const bool holds = !ep->lent.empty() || !ep->to_ack.empty() || !ep->to_grant.empty();
-        if (holds && !ep->recall_sent && ep->failed == UCS_OK) {
-            ep->recall_sent = true;
-            ep->recall_due = true; // goes out behind the slots that are to be lent
-            ep->recalled_at = std::chrono::steady_clock::now();
-            activate(ep);
+        if (ep->failed == UCS_OK && ep->holds_slots_of(ring)) {
+            Ep::Lending &lent = ep->lending[ring];
+            if (!lent.recall_sent) {
+                lent.recall_sent = true;
+                lent.recall_due = true; // goes out behind the slots that are to be lent
+                lent.recalled_at = std::chrono::steady_clock::now();
+                activate(ep);
+            }
         }
     }
 }
 
-SlotPool *Iface::send_buffers()
+SlotPool *Iface::send_buffers(Side &of)
 {
-    if (tx_pool == nullptr) {
-        const uint32_t count = tx_slots();
-        auto memory = StagingMemory::allocate(md, count * slot_size, "zip_tx");
+    TxPool &pool = of.tx;
+    if (pool.slots == nullptr) {
+        auto memory = StagingMemory::allocate(md, of.gpu, of.tx_slots * of.slot_size, "zip_tx");
         if (memory == nullptr) {
             return nullptr;
         }
-        tx_pool = std::make_unique<SlotPool>(std::move(memory), slot_size, count);
-        for (uint32_t slot = 0; slot < count; ++slot) {
-            tx_buffers.push_back(std::make_unique<TxBuffer>());
-            tx_buffers.back()->iface = this;
-            tx_buffers.back()->slot = slot;
-            tx_buffers.back()->completion.func = on_put_done;
+        pool.slots = std::make_unique<SlotPool>(std::move(memory), of.slot_size, of.tx_slots);
+        for (uint32_t slot = 0; slot < of.tx_slots; ++slot) {
+            pool.buffers.push_back(std::make_unique<TxBuffer>());
+            pool.buffers.back()->pool = &pool;
+            pool.buffers.back()->slot = slot;
+            pool.buffers.back()->completion.func = on_put_done;
         }
     }
-    return tx_pool.get();
+    return pool.slots.get();
 }
 
-TxBuffer *Iface::take_tx_buffer(uct_ep_h user)
+TxBuffer *Iface::take_tx_buffer(Side &of, uct_ep_h user)
 {
     // A peer that does not read keeps buffers for as long: what it has is at most what is left, so
     // that others go on.
-    const auto held = std::count_if(tx_buffers.begin(), tx_buffers.end(),
+    const auto held = std::count_if(of.tx.buffers.begin(), of.tx.buffers.end(),
                                     [user](const auto &buffer) { return buffer->user == user; });
+    const bool alone = eps.size() == 1;
     uint32_t slot;
-    if (held > 0 && held >= tx_pool->free_count()) {
+    if (!alone && held > 0 && held >= of.tx.slots->free_count()) {
         return nullptr;
     }
-    if (!tx_pool->take(slot)) {
+    if (!of.tx.slots->take(slot)) {
         return nullptr;
     }
-    TxBuffer *buffer = tx_buffers[slot].get();
+    TxBuffer *buffer = of.tx.buffers[slot].get();
     buffer->user = user;
     buffer->completion.count = 1;
     buffer->completion.status = UCS_OK;
     return buffer;
 }
 
+uint32_t Iface::sms_for(bool staging_on_gpu) const
+{
+    return options.max_sms != 0 ? options.max_sms : staging_on_gpu ? 0 : PCIE_SMS;
+}
+
 void Iface::free_tx_buffers_of(uct_ep_h user)
 {
-    for (auto &buffer : tx_buffers) {
-        if (buffer->user == user) {
-            on_put_done(&buffer->completion);
+    for (const auto &one : sides) {
+        for (size_t i = 0; one != nullptr && i < one->tx.buffers.size(); ++i) {
+            if (one->tx.buffers[i]->user == user) {
+                on_put_done(&one->tx.buffers[i]->completion);
+            }
         }
     }
 }
@@ -892,16 +1043,27 @@ double Iface::lower_bandwidth() const
     return std::max(lower_attr.bandwidth.shared, lower_attr.bandwidth.dedicated);
 }
 
-zip_coding_t Iface::choose_coding(const void *data, size_t length, float &ratio) const
+bool Iface::given_coding(size_t length, zip_coding_t &coding, float &ratio) const
 {
+    coding = {};
     ratio = 1;
     if (length < options.min_size) {
-        return {};
+        return true;
     }
     const DtypeChoice &choice = dtype_choices[options.dtype];
-    if (choice.dtype != ZIP_DTYPE_AUTO) {
-        ratio = choice.ratio;
-        return {choice.dtype, ZIP_SHAPE_DEFAULT, 0};
+    if (choice.dtype == ZIP_DTYPE_AUTO) {
+        return false;
+    }
+    ratio = choice.ratio;
+    coding.dtype = choice.dtype;
+    return true;
+}
+
+zip_coding_t Iface::choose_coding(const void *data, size_t length, float &ratio) const
+{
+    zip_coding_t coding;
+    if (given_coding(length, coding, ratio)) {
+        return coding;
     }
     zip_probe_t probe;
     if (zip_codec_probe(data, length, &probe) != ZIP_OK) {

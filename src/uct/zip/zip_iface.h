@@ -16,7 +16,6 @@
 
 namespace zip {
 
-struct Ep;
 struct Tracked;
 struct Unannounced;
 
@@ -25,7 +24,11 @@ extern ucx::Tl tl; // the one of this plugin
 struct IfaceOptions { // as UCX's parser fills it from iface_options_table
     ucx::IfaceConfig super;
     size_t segment_size;
+    size_t host_staging_size;
+    size_t gpu_segment_size;
     size_t staging_size;
+    unsigned max_sms;
+    unsigned strategy;
     size_t min_size;
     unsigned dtype; // index of dtype_option_names and dtype_choices
     unsigned connect;
@@ -36,6 +39,15 @@ extern ucs_config_field_t iface_options_table[];
 
 enum class ConnectOption : unsigned { AUTO, IFACE, EP };
 enum class OrderOption : unsigned { AUTO, FLUSH };
+// How puts of GPU memory are sent, in the order of their names in strategy_option_names.
+enum class Strategy : unsigned {
+    ENDS,             // STREAMING, with the first and the last bytes plain where that is possible
+    STREAMING,        // every piece is sent as soon as it is encoded
+    SPLIT_SEND,       // what does not depend on the values goes as soon as it is there, the tails last
+    CHUNKED,          // a piece is encoded when the one before it is sent
+    ENCODE_THEN_SEND, // all that staging holds is encoded before any of it is sent
+    PLAIN             // nothing is encoded
+};
 
 // What an interface has done, logged when it closes.
 struct Counters {
@@ -53,13 +65,39 @@ struct Counters {
     uint64_t refused_segments = 0; // by this receiver
 };
 
-// A buffer that one segment is encoded into; free again when the put that reads it is complete.
+// A buffer that one segment is encoded into; free again when the puts that read it are complete.
 struct TxBuffer {
     uct_completion_t completion;
-    struct Iface *iface;
+    struct TxPool *pool;
     uint32_t slot;
     uct_ep_h user; // the endpoint below that reads it, NULL when free
     ucs_status_t status;
+};
+
+struct TxPool {
+    std::unique_ptr<SlotPool> slots;
+    std::vector<std::unique_ptr<TxBuffer>> buffers;
+};
+
+struct Ep;
+
+// What an interface has for one kind of memory: the host's, or one GPU's. Its number is that of the
+// ring (zip_wire.h).
+struct Side {
+    Gpu *gpu = nullptr; // NULL: the host
+    size_t slot_size = 0;
+    size_t chunk_offset = 0; // of a chunk in a slot
+    uint32_t ring_slots = 0, tx_slots = 0;
+    size_t reserved = 0; // of the GPU's staging memory
+
+    std::unique_ptr<SlotPool> ring; // peers write here; allocated when the first one asks
+    std::deque<Ep *> waiting;       // endpoints whose peers want slots, and there are none
+    TxPool tx;                      // segments are encoded here, unless the peer's ring is mapped
+    std::unique_ptr<GpuQueue> encoder, decoder;
+    std::vector<zip_gpu_item_t> items; // of the launch that is being made
+    std::vector<GpuQueue::Ticket> tickets;
+
+    ~Side();
 };
 
 // The endpoint below of a destroyed endpoint, kept until its farewell has left this process.
@@ -113,8 +151,9 @@ struct Iface {
     bool lower_connects_to_ep = false;
     bool puts_are_ordered = false; // below: a message comes after the puts before it
     size_t inline_max = 0;         // bytes of a segment that fit a message
-    size_t segment_size = 0;
-    size_t slot_size = 0;
+    size_t segment_size = 0;       // of host memory
+    size_t gpu_segment_size = 0;
+    uint32_t pcie_sms = 0; // for kernels that write or read the host's memory; 0: all
 
     uct_worker_cb_id_t progress_id = 0;
     bool progress_registered = false;
@@ -122,15 +161,19 @@ struct Iface {
     std::unordered_map<uint64_t, Ep *> eps;
     std::unordered_map<uct_ep_h, Ep *> eps_by_lower;
 
-    std::unique_ptr<SlotPool> ring; // peers write here; allocated when the first one asks
-    std::deque<Ep *> waiting;       // endpoints whose peers want slots, and there are none
+    std::vector<std::unique_ptr<Side>> sides;     // by ring
     std::unordered_map<uint64_t, Orphan> orphans; // by endpoint id
-    std::unique_ptr<SlotPool> tx_pool;
-    std::vector<std::unique_ptr<TxBuffer>> tx_buffers;
     std::deque<std::unique_ptr<Departing>> departing;
     std::list<LowerOperation> lower_operations;
     AmArg am_args[wire::MESSAGE_TYPE_LAST];
     Counters counters;
+    // What probes of GPU memory found, by its address.
+    struct Known {
+        zip_coding_t coding;
+        float ratio;
+        unsigned uses;
+    };
+    std::unordered_map<const void *, Known> known;
 
     // Runs everything that waits. Returns how much was done.
     unsigned progress();
@@ -141,20 +184,23 @@ struct Iface {
     // Enables progress below; UCX itself does so only for interfaces that it knows to be in use.
     void start_progress();
 
-    // The ring, or NULL if it cannot be allocated.
-    SlotPool *receive_ring();
-    // Gives a free slot to whom it is due: an endpoint that waits, or the ring.
+    // What there is for a ring number of this process; NULL: no GPU has that number, or there is no
+    // staging memory for it.
+    Side *side(unsigned ring);
+    // A side's ring, or NULL if it cannot be allocated.
+    SlotPool *receive_ring(Side &of);
+    // Gives a free slot to whom it is due: an endpoint that waits, or its ring.
     void release_slot(uint32_t slot);
-    // Asks every endpoint that holds slots to give back those it does not use.
-    void recall_slots();
+    // Asks every endpoint that holds slots of a ring to give back those it does not use.
+    void recall_slots(unsigned ring);
 
-    // How many of the staging slots are for sending.
-    uint32_t tx_slots() const;
-    // The buffers, or NULL if they cannot be allocated.
-    SlotPool *send_buffers();
+    // A side's buffers, or NULL if they cannot be allocated.
+    SlotPool *send_buffers(Side &of);
     // After send_buffers(): a buffer for the endpoint below `user`, or NULL if it has to wait for
     // one.
-    TxBuffer *take_tx_buffer(uct_ep_h user);
+    TxBuffer *take_tx_buffer(Side &of, uct_ep_h user);
+    // Multiprocessors for kernels that read or write staging memory there.
+    uint32_t sms_for(bool staging_on_gpu) const;
     void free_tx_buffers_of(uct_ep_h user);
 
     // A completion for the transport below, with one operation already counted.
@@ -167,7 +213,12 @@ struct Iface {
     // Bytes a second that UCX believes of the transport below.
     double lower_bandwidth() const;
 
-    // The codec's type for `length` bytes at `data`, and what of their length to expect.
+    Strategy strategy() const { return static_cast<Strategy>(options.strategy); }
+
+    // The codec's type for `length` bytes if no look at them is needed, and what of their length to
+    // expect. False: it is.
+    bool given_coding(size_t length, zip_coding_t &coding, float &ratio) const;
+    // The same for bytes at `data`, in host memory.
     zip_coding_t choose_coding(const void *data, size_t length, float &ratio) const;
 
     // Takes over an endpoint below: says goodbye to `peer_id` unless `dead`, and destroys it from

@@ -2,7 +2,6 @@
 // Memory domain: choice of the transport below, registration, remote keys.
 #include "uct/zip/zip_md.h"
 
-#include <dlfcn.h>
 #include <sys/random.h>
 
 #include <algorithm>
@@ -33,15 +32,19 @@ ucs_config_field_t md_options_table[] = {
          "transports, only those listed there.",
          ucs_offsetof(MdOptions, transports), UCS_CONFIG_TYPE_STRING},
 
-        {"MEM_TYPES", "cuda",
-         "Memory types to serve. Host memory has to be named, because the transport then takes "
-         "part "
-         "in all large\n"
-         "transfers of host memory. This build passes CUDA memory on uncompressed, where the "
-         "transport below takes it\n"
-         "and UCX_TLS names zip.",
+        {"MEM_TYPES", "cuda,cuda-managed,rocm",
+         "Memory types to serve. GPU memory is served where the GPU's driver is found and UCX_TLS "
+         "names zip. Host\n"
+         "memory has to be named, because the transport then takes part in all large transfers of "
+         "host memory.",
          ucs_offsetof(MdOptions, mem_types),
          UCS_CONFIG_TYPE_BITMAP(nullptr)}, // names: init_component()
+
+        {"GPU_CODEC", "auto",
+         "The library that encodes and decodes on GPUs: auto (libzip_cuda.so for CUDA memory, "
+         "libzip_hip.so for ROCm\n"
+         "memory), or the path of another one.",
+         ucs_offsetof(MdOptions, gpu_codec), UCS_CONFIG_TYPE_STRING},
 
         {"BYPASS", "auto",
          "Whether an operation goes uncompressed, straight between the application's buffers, "
@@ -52,7 +55,15 @@ ucs_config_field_t md_options_table[] = {
 
         {nullptr, nullptr, nullptr, 0, {}}};
 
-constexpr uint64_t HOST = UCS_BIT(UCS_MEMORY_TYPE_HOST), CUDA = UCS_BIT(UCS_MEMORY_TYPE_CUDA);
+constexpr uint64_t HOST = UCS_BIT(UCS_MEMORY_TYPE_HOST);
+// What a back end of the codec is for.
+constexpr struct {
+    const char *name;
+    uint64_t mem_types;
+} BACK_ENDS[] = {
+        {"cuda", UCS_BIT(UCS_MEMORY_TYPE_CUDA) | UCS_BIT(UCS_MEMORY_TYPE_CUDA_MANAGED)},
+        {"hip", UCS_BIT(UCS_MEMORY_TYPE_ROCM)},
+};
 constexpr char MD_PREFIX[] = "zip_"; // of domain names, before the name of the domain below
 
 uint64_t random_id()
@@ -233,36 +244,42 @@ bool is_named()
     return false;
 }
 
-// The driver's library, or NULL on a machine without one. Never closed: it does not like that.
-void *cuda_driver()
+// The back end of the codec for GPU memory, if its driver is there.
+const zip_gpu_api_t *back_end(const MdOptions *options, const char *name)
 {
-    static void *const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-    return library;
+    const bool is_auto = strcmp(options->gpu_codec, "auto") == 0;
+    const char *why = nullptr;
+    const zip_gpu_api_t *api = zip_gpu_load(is_auto ? name : options->gpu_codec, &why);
+    zip_gpu_memory_t memory;
+    if (api != nullptr && api->memory_query(nullptr, &memory) != ZIP_OK) {
+        why = api->error_text();
+        api = nullptr;
+    }
+    if (api == nullptr && is_auto) {
+        zip_debug("zip: no GPU memory by %s: %s", name, why);
+    } else if (api == nullptr) {
+        zip_error("zip: UCX_ZIP_GPU_CODEC: %s", why);
+    }
+    return api;
 }
 
-bool is_cuda_memory(const void *address)
-{
-    using Query = int (*)(void *, int, uintptr_t);
-    constexpr int MEMORY_TYPE = 2, HOST_MEMORY = 1; // CU_POINTER_ATTRIBUTE_, CU_MEMORYTYPE_
-    static const auto query =
-            cuda_driver() == nullptr
-                    ? nullptr
-                    : reinterpret_cast<Query>(dlsym(cuda_driver(), "cuPointerGetAttribute"));
-    unsigned type = HOST_MEMORY;
-    return query != nullptr &&
-           query(&type, MEMORY_TYPE, reinterpret_cast<uintptr_t>(address)) == 0 &&
-           type != HOST_MEMORY;
-}
-
-// Which of the types that `options` names are served over a domain below with `attr`. CUDA memory
-// is only passed on, which nobody gains from who did not ask for it.
-uint64_t served_types(const MdOptions *options, const ucx::MdAttr &attr)
+// Which of the types that `options` names are served, and by what.
+uint64_t served_types(const MdOptions *options, std::vector<const zip_gpu_api_t *> *back_ends)
 {
     uint64_t served = options->mem_types & HOST;
-    const bool takes_cuda =
-            (attr.reg_mem_types & CUDA) != 0 || (attr.flags & UCT_MD_FLAG_REG_DMABUF) != 0;
-    if ((options->mem_types & CUDA) != 0 && takes_cuda && is_named() && cuda_driver() != nullptr) {
-        served |= CUDA;
+    for (const auto &[name, mem_types] : BACK_ENDS) {
+        const zip_gpu_api_t *api = nullptr;
+        if ((options->mem_types & mem_types) != 0 && is_named()) {
+            api = back_end(options, name);
+        }
+        if (api == nullptr) {
+            continue;
+        }
+        served |= options->mem_types & mem_types;
+        if (back_ends != nullptr &&
+            std::find(back_ends->begin(), back_ends->end(), api) == back_ends->end()) {
+            back_ends->push_back(api);
+        }
     }
     return served;
 }
@@ -275,6 +292,9 @@ ucs_status_t query_lower(uct_md_h md, ucx::MdAttr &attr)
 
 Below choose_below(const MdOptions *options)
 {
+    if (served_types(options, nullptr) == 0) {
+        return {};
+    }
     for (const std::string &name : candidates(options->transports)) {
         ucx::Component *owner = component_with(name);
         if (owner == nullptr) {
@@ -284,17 +304,14 @@ Below choose_below(const MdOptions *options)
         Below below{name, handle(owner), {}};
         for (const uct_md_resource_desc_t &resource : md_resources(below.component)) {
             MdPtr md = open_lower(below.component, resource.md_name);
-            ucx::MdAttr attr = {};
-            if (md && has_devices(md.get(), name) && query_lower(md.get(), attr) == UCS_OK &&
-                served_types(options, attr) != 0) {
+            if (md && has_devices(md.get(), name)) {
                 below.mds.push_back(resource.md_name);
             }
         }
         if (!below.mds.empty()) {
             return below;
         }
-        zip_debug("zip: transport %s has no device here that takes the memory types to serve",
-                  name.c_str());
+        zip_debug("zip: transport %s has no device here", name.c_str());
     }
     return {};
 }
@@ -326,12 +343,11 @@ ucs_status_t query_md_resources(uct_component_h self, uct_md_resource_desc_t **r
         if (must_explain()) {
             const char *tls = getenv("UCX_TLS");
             zip_warn("zip: not used: %s (UCX_ZIP_TLS=%s, UCX_TLS=%s)",
-                     (options->mem_types & HOST) != 0
+                     served_types(options, nullptr) != 0
                              ? "none of the transports that it can put data on has a device here; "
                                "add one, for example tcp, to UCX_TLS"
-                             : "none of the transports here takes the memory that "
-                               "UCX_ZIP_MEM_TYPES names; to compress host memory set "
-                               "UCX_ZIP_MEM_TYPES=host",
+                             : "there is no GPU here whose memory UCX_ZIP_MEM_TYPES names; to "
+                               "compress host memory set UCX_ZIP_MEM_TYPES=host",
                      options->transports, tls);
         }
         return UCS_OK;
@@ -390,7 +406,7 @@ ucs_status_t md_open(uct_component_h, const char *name, const uct_md_config_t *c
         md->lower_registers =
                 (md->lower_attr.flags & UCT_MD_FLAG_REG) != 0 &&
                 (md->lower_attr.flags & (UCT_MD_FLAG_NEED_MEMH | UCT_MD_FLAG_NEED_RKEY)) != 0;
-        md->mem_types = served_types(options, md->lower_attr);
+        md->mem_types = served_types(options, &md->back_ends);
         md->bypass = static_cast<BypassOption>(options->bypass);
         lower_rkey_length = lower_rkey_size(md.get());
         md->lower = lower.release();
@@ -410,8 +426,8 @@ ucs_status_t md_query(uct_md_h md_handle, ucx::MdAttr *attr)
     uct_md_base_md_query(attr);
     const Md *md = md_of(md_handle);
     attr->flags = UCT_MD_FLAG_REG | UCT_MD_FLAG_NEED_MEMH | UCT_MD_FLAG_NEED_RKEY;
-    attr->reg_mem_types = md->mem_types & (HOST | md->lower_attr.reg_mem_types);
-    if ((md->mem_types & CUDA) != 0) {
+    attr->reg_mem_types = md->mem_types;
+    if (!md->back_ends.empty()) {
         attr->flags |= md->lower_attr.flags & UCT_MD_FLAG_REG_DMABUF;
     }
     attr->access_mem_types = HOST;
@@ -419,25 +435,32 @@ ucs_status_t md_query(uct_md_h md_handle, ucx::MdAttr *attr)
     return UCS_OK;
 }
 
-// Host memory is registered below only when something goes straight from it or into it. Other
-// memory always goes straight, and what registering it takes is at hand only now.
+// Host memory is registered below only when something goes straight from it or into it. For a GPU's
+// memory what registering it takes is at hand only now.
 ucs_status_t mem_reg(uct_md_h md_handle, void *address, size_t length,
                      const ucx::MemRegParams *params, uct_mem_h *memh_p)
 {
     Md *md = md_of(md_handle);
-    const bool host = (md->mem_types & ~HOST) == 0 || !is_cuda_memory(address);
+    const int ring = md->ring_for(address);
     uct_mem_h lower_memh = nullptr;
-    if (!host) {
+    if (ring != 0 && md->lower_takes_gpu()) {
+        ucx::MemRegParams lower = *params;
+        lower.flags |= ring > 0 ? UCT_MD_MEM_FLAG_HIDE_ERRORS : 0;
         const ucs_status_t status =
-                uct_md_mem_reg_v2(md->lower, address, length, params, &lower_memh);
-        if (status != UCS_OK) {
+                uct_md_mem_reg_v2(md->lower, address, length, &lower, &lower_memh);
+        if (status == UCS_OK) {
+            md->count_registration(static_cast<ssize_t>(length));
+        } else if (ring > 0) {
+            lower_memh = nullptr; // all of it goes through staging
+        } else {
             return status;
         }
-        md->count_registration(static_cast<ssize_t>(length));
+    } else if (ring == Region::NO_RING) {
+        return UCS_ERR_UNSUPPORTED;
     }
     auto *region = new (std::nothrow) Region{
-            random_id(), reinterpret_cast<uintptr_t>(address), length, host, false, 0, lower_memh,
-            !host};
+            random_id(), reinterpret_cast<uintptr_t>(address), length, ring, false, 0, lower_memh,
+            ring != 0};
     if (region == nullptr) {
         return UCS_ERR_NO_MEMORY;
     }
@@ -461,10 +484,10 @@ ucs_status_t mkey_pack(uct_md_h md_handle, uct_mem_h memh, void *, size_t, const
 {
     Md *md = md_of(md_handle);
     auto *region = static_cast<Region *>(memh);
-    wire::Rkey rkey{{}, 0, region->host ? wire::Rkey::HOST : uint8_t{0}, 0, region->id};
+    wire::Rkey rkey{{}, 0, static_cast<uint8_t>(region->ring + 1), 0, region->id};
     auto *lower = static_cast<char *>(buffer) + sizeof(rkey);
     memset(lower, 0, lower_rkey_size(md));
-    if (lower_rkey_size(md) > 0 && (!region->host || md->bypass != BypassOption::NEVER)) {
+    if (lower_rkey_size(md) > 0 && (region->ring != 0 || md->bypass != BypassOption::NEVER)) {
         uct_mem_h lower_memh = md->lower_memh(region);
         if (lower_memh != nullptr && uct_md_mkey_pack(md->lower, lower_memh, lower) == UCS_OK) {
             rkey.lower_length = static_cast<uint8_t>(lower_rkey_size(md));
@@ -488,7 +511,7 @@ ucs_status_t rkey_unpack(uct_component_h, const void *buffer, const void *, uct_
         return UCS_ERR_UNREACHABLE;
     }
     auto *rkey = new (std::nothrow)
-            Rkey{packed.head.region, (packed.head.flags & wire::Rkey::HOST) != 0, {}, nullptr, {}};
+            Rkey{packed.head.region, int{packed.head.rings} - 1, {}, nullptr, {}};
     if (rkey == nullptr) {
         return UCS_ERR_NO_MEMORY;
     }
@@ -543,7 +566,9 @@ uct_mem_h Md::lower_memh(Region *region)
         const ucx::MemRegParams params{ucx::MemRegParams::FLAGS,
                                        UCT_MD_MEM_ACCESS_LOCAL_READ |
                                                UCT_MD_MEM_ACCESS_LOCAL_WRITE |
-                                               UCT_MD_MEM_ACCESS_RMA | UCT_MD_MEM_FLAG_HIDE_ERRORS};
+                                               UCT_MD_MEM_ACCESS_RMA | UCT_MD_MEM_FLAG_HIDE_ERRORS,
+                                       -1,
+                                       0};
         const ucs_status_t status =
                 uct_md_mem_reg_v2(lower, reinterpret_cast<void *>(region->address), region->length,
                                   &params, &region->lower_memh);
@@ -559,10 +584,10 @@ uct_mem_h Md::lower_memh(Region *region)
     return region->lower_memh;
 }
 
-Region *Md::add_region(void *address, size_t length)
+Region *Md::add_region(void *address, size_t length, int ring)
 {
     auto *region = new (std::nothrow) Region{
-            random_id(), reinterpret_cast<uintptr_t>(address), length, true, true, 0, nullptr,
+            random_id(), reinterpret_cast<uintptr_t>(address), length, ring, true, 0, nullptr,
             true};
     if (region != nullptr) {
         std::lock_guard lock(mutex);
@@ -573,16 +598,54 @@ Region *Md::add_region(void *address, size_t length)
 
 void Md::remove_region(Region *region)
 {
-    {
-        std::unique_lock lock(mutex);
-        regions.erase(region->id);
-        unpinned.wait(lock, [region] { return region->pins == 0; });
+    std::unique_lock lock(mutex);
+    regions.erase(region->id);
+    unpinned.wait(lock, [region] { return region->pins == 0; });
+    // A GPU's work may be waited for by nobody else: this may be the thread that would notice.
+    for (const GpuQueue::Ticket &ticket : region->device_pins) {
+        GpuQueue::await(ticket);
     }
     if (region->lower_memh != nullptr) {
         uct_md_mem_dereg(lower, region->lower_memh);
         count_registration(-static_cast<ssize_t>(region->length));
     }
-    delete region;
+    region->removed = true;
+    if (region->device_pins.empty()) {
+        delete region;
+    }
+}
+
+int Md::ring_for(const void *address)
+{
+    for (const zip_gpu_api_t *api : back_ends) {
+        bool is_gpu;
+        Gpu *found = Gpu::of(*api, address, is_gpu);
+        if (!is_gpu) {
+            continue;
+        }
+        std::lock_guard lock(mutex);
+        auto known = std::find(gpus.begin(), gpus.end(), found);
+        if (found == nullptr || (known == gpus.end() && gpus.size() + 1 >= wire::MAX_RINGS)) {
+            return Region::NO_RING;
+        }
+        if (known == gpus.end()) {
+            known = gpus.insert(gpus.end(), found);
+        }
+        return static_cast<int>(known - gpus.begin()) + 1;
+    }
+    return 0;
+}
+
+Gpu *Md::gpu(unsigned ring)
+{
+    std::lock_guard lock(mutex);
+    return ring > 0 && ring <= gpus.size() ? gpus[ring - 1] : nullptr;
+}
+
+bool Md::lower_takes_gpu() const
+{
+    return (lower_attr.reg_mem_types & mem_types & ~HOST) != 0 ||
+           (lower_attr.flags & UCT_MD_FLAG_REG_DMABUF) != 0;
 }
 
 RegistrationCounters Md::registrations()
@@ -641,6 +704,28 @@ void Md::unpin(Region *region)
     if (--region->pins == 0) {
         unpinned.notify_all();
     }
+}
+
+void Md::pin_device(Region *region, const GpuQueue::Ticket &ticket)
+{
+    std::lock_guard lock(mutex);
+    region->device_pins.push_back(ticket);
+}
+
+void Md::unpin_device(Region *region, const GpuQueue::Ticket &ticket)
+{
+    std::lock_guard lock(mutex);
+    const auto held = std::find(region->device_pins.begin(), region->device_pins.end(), ticket);
+    region->device_pins.erase(held);
+    if (region->removed && region->device_pins.empty()) {
+        delete region;
+    }
+}
+
+void Md::repin_device(Region *region, const GpuQueue::Ticket &from, const GpuQueue::Ticket &to)
+{
+    std::lock_guard lock(mutex);
+    *std::find(region->device_pins.begin(), region->device_pins.end(), from) = to;
 }
 
 void init_component()

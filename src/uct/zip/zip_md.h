@@ -5,6 +5,7 @@
 #define ZIP_MD_H
 
 #include "uct/zip/ucx_bind.h"
+#include "uct/zip/zip_gpu.h"
 #include "uct/zip/zip_wire.h"
 
 #include <condition_variable>
@@ -22,20 +23,30 @@ enum class BypassOption : unsigned { AUTO, NEVER, ALWAYS };
 struct MdOptions { // as UCX's parser fills it from md_options_table
     char *transports;
     uint64_t mem_types; // bits of ucs_memory_type_t
+    char *gpu_codec;
     unsigned bypass;
 };
 extern ucs_config_field_t md_options_table[];
 
 // A registered range of this process's memory.
 struct Region {
+    static constexpr int NO_RING = -1;
+
     uint64_t id;
     uintptr_t address;
     size_t length;
-    bool host;            // the processor can read and write it: it can be encoded and decoded into
+    int ring;             // of what is decoded into it: 0: it is the host's, n: of GPU number n of
+                          // the domain; NO_RING: nobody here can encode or decode it
     bool exported;        // peers may write to it and read it
     unsigned pins;        // decodes and encodes under way
     uct_mem_h lower_memh; // its registration in the domain below, or NULL
     bool lower_tried;     // that was tried
+    bool removed = false; // deleted with its last pin
+    // What of the pins a GPU holds.
+    std::vector<GpuQueue::Ticket> device_pins = {};
+
+    bool codable() const { return ring != NO_RING; }
+    bool on_gpu() const { return ring > 0; }
 };
 
 // Random bits that a peer cannot guess.
@@ -58,7 +69,8 @@ struct Md {
     uct_md_h lower;
     ucx::MdAttr lower_attr;
     std::string transport; // name of the transport below, "tcp"
-    bool lower_rkey_ptr;   // remote memory of the domain below can be mapped here
+    std::vector<const zip_gpu_api_t *> back_ends; // of the GPU memory that is served
+    bool lower_rkey_ptr;                          // remote memory of the domain below can be mapped here
     bool lower_registers;  // memory must be registered below before the transport reads or writes
     uint64_t mem_types;    // served, bits of ucs_memory_type_t
     BypassOption bypass;
@@ -70,9 +82,16 @@ struct Md {
     uct_mem_h lower_memh(Region *region);
     // Adds a region for [address, address + length) that needs no registration below, exported
     // already. NULL: no memory.
-    Region *add_region(void *address, size_t length);
-    // Takes it out again; waits until nobody pins it.
+    Region *add_region(void *address, size_t length, int ring);
+    // Takes it out again; waits until nobody pins it, and no GPU does.
     void remove_region(Region *region);
+
+    // The ring for memory at `address`, as in Region. Makes the GPU known to this domain.
+    int ring_for(const void *address);
+    // The GPU of a ring, or NULL: there is none of that number.
+    Gpu *gpu(unsigned ring);
+    // Whether the domain below can be asked to register GPU memory.
+    bool lower_takes_gpu() const;
     RegistrationCounters registrations(); // any thread
     // For staging memory: counts what was registered (`length` > 0) or deregistered (< 0).
     void count_registration(ssize_t length);
@@ -81,10 +100,18 @@ struct Md {
     // address + length). Any thread. NULL if it does not; otherwise unpin() must follow.
     Region *pin(uint64_t id, uint64_t address, uint64_t length);
     void unpin(Region *region);
+    // A pin that a GPU's work holds, or will hold (a ticket of nothing); unpin_device() with a copy of
+    // the ticket must follow.
+    void pin_device(Region *region, const GpuQueue::Ticket &ticket);
+    void unpin_device(Region *region, const GpuQueue::Ticket &ticket);
+    // Both, for another ticket.
+    void repin_device(Region *region, const GpuQueue::Ticket &from, const GpuQueue::Ticket &to);
 
     std::mutex mutex;
     std::condition_variable unpinned;
-    std::unordered_map<uint64_t, Region *> regions; // under mutex, as are `exported` and `pins`
+    // under mutex, as are `exported` and pins of all kinds
+    std::unordered_map<uint64_t, Region *> regions;
+    std::vector<Gpu *> gpus; // of rings 1 and on; likewise
     std::mutex registration_mutex; // for registrations below; taken before `mutex` where both are
     RegistrationCounters registered;
 };
@@ -97,7 +124,7 @@ inline Md *md_of(uct_md_h md)
 // What an unpacked remote key is.
 struct Rkey {
     uint64_t region;
-    bool host;               // the peer's processor can decode into that region
+    int ring;                // of the peer, for what is decoded into that region, as in Region
     std::vector<char> lower; // packed key of the domain below; empty: not registered there
     uct_component_h component = nullptr; // of the domain below, once that key is unpacked
     uct_rkey_bundle_t bundle = {};

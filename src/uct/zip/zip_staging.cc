@@ -85,15 +85,85 @@ bool may_run(const wire::ProcessId &process)
     return start_time(process.pid) == process.start_time;
 }
 
-std::unique_ptr<StagingMemory> StagingMemory::allocate(Md *md, size_t length, const char *name)
+std::unique_ptr<StagingMemory> StagingMemory::allocate(Md *md, Gpu *gpu, size_t length,
+                                                       const char *name)
 {
-    std::unique_ptr<StagingMemory> staging(new (std::nothrow) StagingMemory());
-    if (!staging) {
-        return nullptr;
-    }
-    const bool by_md = (md->lower_attr.flags & UCT_MD_FLAG_ALLOC) != 0 &&
-                       (md->lower_attr.alloc_mem_types & UCS_BIT(UCS_MEMORY_TYPE_HOST)) != 0;
+    using Way = bool (*)(StagingMemory &, size_t, const char *);
+    static constexpr Way on_gpu = [](StagingMemory &memory, size_t size, const char *) {
+        return memory.allocate_on_gpu(size);
+    };
+    static constexpr Way pinned = [](StagingMemory &memory, size_t size, const char *) {
+        return memory.allocate_pinned(size);
+    };
+    static constexpr Way on_host = [](StagingMemory &memory, size_t size, const char *tag) {
+        return memory.allocate_on_host(size, tag);
+    };
     // Of a domain that maps memory into peers only its own allocations can be mapped.
+    const std::vector<Way> ways = gpu == nullptr || md->lower_rkey_ptr ? std::vector{on_host}
+                                  : md->lower_takes_gpu() ? std::vector{on_gpu, pinned}
+                                                          : std::vector{pinned};
+    for (Way way : ways) {
+        std::unique_ptr<StagingMemory> staging(new (std::nothrow) StagingMemory());
+        if (!staging) {
+            return nullptr;
+        }
+        staging->md_ = md;
+        staging->gpu_ = gpu;
+        if (way(*staging, length, name) && staging->pack_rkey()) {
+            return staging;
+        }
+    }
+    return nullptr;
+}
+
+bool StagingMemory::allocate_on_gpu(size_t length)
+{
+    const zip_gpu_api_t &api = gpu_->api();
+    if (api.memory_allocate(gpu_->handle(), ZIP_GPU_DEVICE, length, &memory_.address) != ZIP_OK) {
+        memory_.address = nullptr;
+        return false;
+    }
+    kind_ = Kind::DEVICE;
+    memory_.length = length;
+    ucx::MemRegParams params{ucx::MemRegParams::FLAGS,
+                             UCT_MD_MEM_ACCESS_LOCAL_READ | UCT_MD_MEM_ACCESS_LOCAL_WRITE |
+                                     UCT_MD_MEM_ACCESS_RMA | UCT_MD_MEM_FLAG_HIDE_ERRORS,
+                             -1, 0};
+    if ((md_->lower_attr.flags & UCT_MD_FLAG_REG_DMABUF) != 0 &&
+        api.memory_dmabuf(gpu_->handle(), memory_.address, length, &params.dmabuf_fd) == ZIP_OK) {
+        params.field_mask |= ucx::MemRegParams::DMABUF_FD | ucx::MemRegParams::DMABUF_OFFSET;
+    }
+    const ucs_status_t status =
+            uct_md_mem_reg_v2(md_->lower, memory_.address, length, &params, &memh_);
+    if (params.dmabuf_fd >= 0) {
+        close(params.dmabuf_fd);
+    }
+    if (status != UCS_OK) {
+        zip_debug("zip: %s does not take GPU memory (%s): staging is in the host's",
+                  md_->transport.c_str(), ucs_status_string(status));
+        return false;
+    }
+    registered_ = true;
+    md_->count_registration(static_cast<ssize_t>(length));
+    return true;
+}
+
+bool StagingMemory::allocate_pinned(size_t length)
+{
+    if (gpu_->api().memory_allocate(gpu_->handle(), ZIP_GPU_PINNED, length, &memory_.address) !=
+        ZIP_OK) {
+        memory_.address = nullptr;
+        return false;
+    }
+    kind_ = Kind::PINNED;
+    memory_.length = length;
+    return register_below();
+}
+
+bool StagingMemory::allocate_on_host(size_t length, const char *name)
+{
+    const bool by_md = (md_->lower_attr.flags & UCT_MD_FLAG_ALLOC) != 0 &&
+                       (md_->lower_attr.alloc_mem_types & UCS_BIT(UCS_MEMORY_TYPE_HOST)) != 0;
     const uct_alloc_method_t methods[] = {by_md ? UCT_ALLOC_METHOD_MD : UCT_ALLOC_METHOD_MMAP};
 
     uct_mem_alloc_params_t params = {};
@@ -101,36 +171,53 @@ std::unique_ptr<StagingMemory> StagingMemory::allocate(Md *md, size_t length, co
                         UCT_MEM_ALLOC_PARAM_FIELD_MDS | UCT_MEM_ALLOC_PARAM_FIELD_NAME;
     params.flags = UCT_MD_MEM_ACCESS_RMA;
     params.mem_type = UCS_MEMORY_TYPE_HOST;
-    params.mds.mds = &md->lower;
+    params.mds.mds = &md_->lower;
     params.mds.count = 1;
     params.name = name;
-    if (uct_mem_alloc(length, methods, 1, &params, &staging->memory_) != UCS_OK) {
-        return nullptr;
+    if (uct_mem_alloc(length, methods, 1, &params, &memory_) != UCS_OK) {
+        memory_.address = nullptr;
+        return false;
     }
-    staging->md_ = md;
     if (!by_md) {
         // A card's driver does so when it pins the pages; elsewhere the first segments would pay.
-        memset(staging->memory_.address, 0, staging->memory_.length);
+        memset(memory_.address, 0, memory_.length);
     }
-
+    if (gpu_ != nullptr) {
+        pinned_ = gpu_->api().memory_pin(gpu_->handle(), memory_.address, memory_.length) == ZIP_OK;
+        if (!pinned_) {
+            zip_error("zip: staging memory cannot be pinned for the GPU: %s",
+                      gpu_->api().error_text());
+            return false;
+        }
+    }
     if (by_md) {
-        staging->memh_ = staging->memory_.memh;
-    } else if ((md->lower_attr.flags & UCT_MD_FLAG_REG) != 0 &&
-               (md->lower_attr.flags & (UCT_MD_FLAG_NEED_MEMH | UCT_MD_FLAG_NEED_RKEY)) != 0) {
-        if (uct_md_mem_reg(md->lower, staging->memory_.address, staging->memory_.length,
-                           UCT_MD_MEM_ACCESS_RMA, &staging->memh_) != UCS_OK) {
-            return nullptr;
-        }
-        staging->registered_ = true;
-        md->count_registration(static_cast<ssize_t>(staging->memory_.length));
+        memh_ = memory_.memh;
+        return true;
     }
-    if ((md->lower_attr.flags & UCT_MD_FLAG_NEED_RKEY) != 0) {
-        staging->rkey_.resize(md->lower_attr.rkey_packed_size);
-        if (uct_md_mkey_pack(md->lower, staging->memh_, staging->rkey_.data()) != UCS_OK) {
-            return nullptr;
-        }
+    return register_below();
+}
+
+bool StagingMemory::register_below()
+{
+    if (!md_->lower_registers) {
+        return true;
     }
-    return staging;
+    if (uct_md_mem_reg(md_->lower, memory_.address, memory_.length, UCT_MD_MEM_ACCESS_RMA,
+                       &memh_) != UCS_OK) {
+        return false;
+    }
+    registered_ = true;
+    md_->count_registration(static_cast<ssize_t>(memory_.length));
+    return true;
+}
+
+bool StagingMemory::pack_rkey()
+{
+    if ((md_->lower_attr.flags & UCT_MD_FLAG_NEED_RKEY) == 0) {
+        return true;
+    }
+    rkey_.resize(md_->lower_attr.rkey_packed_size);
+    return uct_md_mkey_pack(md_->lower, memh_, rkey_.data()) == UCS_OK;
 }
 
 StagingMemory::~StagingMemory()
@@ -139,8 +226,18 @@ StagingMemory::~StagingMemory()
         uct_md_mem_dereg(md_->lower, memh_);
         md_->count_registration(-static_cast<ssize_t>(memory_.length));
     }
-    if (memory_.address != nullptr) {
+    if (pinned_) {
+        gpu_->api().memory_unpin(gpu_->handle(), memory_.address);
+    }
+    if (memory_.address == nullptr) {
+        return;
+    }
+    if (kind_ == Kind::HOST) {
         uct_mem_free(&memory_);
+    } else {
+        gpu_->api().memory_free(gpu_->handle(),
+                                kind_ == Kind::DEVICE ? ZIP_GPU_DEVICE : ZIP_GPU_PINNED,
+                                memory_.address);
     }
 }
 
@@ -198,8 +295,20 @@ std::unique_ptr<RemoteRing> RemoteRing::open(Md *md, uint64_t address, size_t sl
     return ring;
 }
 
+bool RemoteRing::pin_for(Gpu *gpu)
+{
+    if (pinned_for_ == nullptr &&
+        gpu->api().memory_pin(gpu->handle(), mapping_, slot_size_ * count_) == ZIP_OK) {
+        pinned_for_ = gpu; // and for all others
+    }
+    return pinned_for_ != nullptr;
+}
+
 RemoteRing::~RemoteRing()
 {
+    if (pinned_for_ != nullptr) {
+        pinned_for_->api().memory_unpin(pinned_for_->handle(), mapping_);
+    }
     if (unpacked_) {
         uct_rkey_release(component_, &bundle_);
     }

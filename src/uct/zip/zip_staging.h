@@ -15,21 +15,33 @@ namespace zip {
 class StagingMemory {
 public:
     // `length` bytes, allocated by `md`'s domain below if it can, and registered there if it asks
-    // for that.
-    static std::unique_ptr<StagingMemory> allocate(Md *md, size_t length, const char *name);
+    // for that. For a GPU: memory that it reaches, its own where the domain below takes that,
+    // otherwise pinned memory of the host. NULL: there is none.
+    static std::unique_ptr<StagingMemory> allocate(Md *md, Gpu *gpu, size_t length,
+                                                   const char *name);
     ~StagingMemory();
     StagingMemory(const StagingMemory &) = delete;
     StagingMemory &operator=(const StagingMemory &) = delete;
 
     char *address() const { return static_cast<char *>(memory_.address); }
     uct_mem_h memh() const { return memh_; }
+    bool on_gpu() const { return kind_ == Kind::DEVICE; }
     // The remote key of the domain below; empty if it needs none.
     const std::vector<char> &rkey() const { return rkey_; }
 
 private:
+    enum class Kind { HOST, DEVICE, PINNED }; // by UCX, or by the GPU's back end
     StagingMemory() = default;
+    bool allocate_on_gpu(size_t length);
+    bool allocate_pinned(size_t length);
+    bool allocate_on_host(size_t length, const char *name);
+    bool register_below();
+    bool pack_rkey();
 
     Md *md_ = nullptr;
+    Gpu *gpu_ = nullptr;
+    Kind kind_ = Kind::HOST;
+    bool pinned_ = false; // by the GPU's back end, though not allocated by it
     uct_allocated_memory_t memory_ = {};
     uct_mem_h memh_ = nullptr;
     bool registered_ = false;
@@ -77,6 +89,8 @@ public:
     uint64_t remote_address(uint32_t slot) const { return address_ + slot * slot_size_; }
     uct_rkey_t rkey() const { return bundle_.rkey; }
     bool mapped() const { return mapping_ != nullptr; }
+    // Lets a GPU write the mapped ring. False: its driver cannot.
+    bool pin_for(Gpu *gpu);
     char *mapped_slot(uint32_t slot) const { return mapping_ + slot * slot_size_; }
 
 private:
@@ -86,6 +100,7 @@ private:
     uct_rkey_bundle_t bundle_ = {};
     bool unpacked_ = false;
     char *mapping_ = nullptr;
+    Gpu *pinned_for_ = nullptr;
     uint64_t address_ = 0;
     size_t slot_size_ = 0;
     uint32_t count_ = 0;

@@ -18,7 +18,7 @@ const char *behind(const void *data)
 bool parse(const void *data, size_t length, Request &request)
 {
     return read(data, length, request) && request.wanted > 0 &&
-           request.wanted <= MAX_SLOTS_A_MESSAGE;
+           request.wanted <= MAX_SLOTS_A_MESSAGE && request.ring < MAX_RINGS;
 }
 
 bool parse(const void *data, size_t length, size_t least_slot_size, size_t key_length,
@@ -27,11 +27,18 @@ bool parse(const void *data, size_t length, size_t least_slot_size, size_t key_l
     const Grant &head = grant.head;
     if (!read(data, length, grant.head) || head.count == 0 || head.count > MAX_SLOTS_A_MESSAGE ||
         head.slot_size < least_slot_size || head.slot_count == 0 ||
+        head.slot_count > MAX_RING_SLOTS ||
         head.rkey_length != key_length ||
         length - sizeof(head) != head.count * sizeof(uint32_t) + key_length) {
         return false;
     }
     grant.slots = Slots(behind<Grant>(data), head.count);
+    for (uint32_t i = 0; i < head.count; ++i) {
+        const unsigned ring = ring_of(grant.slots[i]);
+        if (ring >= MAX_RINGS || ring != ring_of(grant.slots[0])) {
+            return false;
+        }
+    }
     grant.key = behind<Grant>(data) + head.count * sizeof(uint32_t);
     return true;
 }
@@ -57,12 +64,15 @@ bool parse(const void *data, size_t length, SegmentView &segment)
         segment.inline_data = behind<Segment>(data);
         return head.length == length - sizeof(head) && head.encoded_length == head.length;
     }
-    return true;
+    const format::Coding coding = {head.dtype, head.shape, head.small_tiles != 0};
+    const bool stored = head.dtype == format::DTYPE_BYTES;
+    return head.slot == Segment::PLACED || stored || format::valid_coding(coding);
 }
 
 bool parse(const void *data, size_t length, Get &get)
 {
-    return read(data, length, get) && length == sizeof(get) && get.length > 0;
+    return read(data, length, get) && length == sizeof(get) && get.length > 0 &&
+           get.to_ring < MAX_RINGS;
 }
 
 bool parse(const void *data, size_t length, size_t lower_length, EpAddressView &address)

@@ -22,7 +22,7 @@ static_assert(std::endian::native == std::endian::little,
               "big-endian machines need byte swaps here");
 
 constexpr uint16_t MAGIC = 0x705a; // "Zp"
-constexpr uint8_t PROTOCOL_VERSION = 2;
+constexpr uint8_t PROTOCOL_VERSION = 3;
 constexpr uint8_t CODEC_VERSION = format::VERSION;
 
 struct __attribute__((packed)) Version {
@@ -55,12 +55,9 @@ struct __attribute__((packed)) EpAddress {
 
 // Packed remote key, followed by the key of the domain below, if the region is registered there.
 struct __attribute__((packed)) Rkey {
-    // `flags`: the exporting process can decode into the region
-    static constexpr uint8_t HOST = 1;
-
     Version version;
     uint8_t lower_length;
-    uint8_t flags;
+    uint8_t rings; // 0: the region cannot be decoded into; otherwise 1 + the ring for it
     uint16_t reserved;
     uint64_t region; // random: cannot be guessed, only exported
 };
@@ -86,6 +83,23 @@ struct __attribute__((packed)) Header {
 
 constexpr unsigned MAX_SLOTS_A_MESSAGE = 64;
 
+// A receiver has a ring of slots for each kind of memory that it decodes into: number 0 for host
+// memory, the others for its GPUs. A slot's number names the ring, too.
+constexpr unsigned MAX_RINGS = 64;
+constexpr uint32_t MAX_RING_SLOTS = 1u << 24;
+constexpr uint32_t slot_number(unsigned ring, uint32_t index)
+{
+    return ring << 24 | index;
+}
+constexpr unsigned ring_of(uint32_t slot)
+{
+    return slot >> 24;
+}
+constexpr uint32_t index_of(uint32_t slot)
+{
+    return slot & (MAX_RING_SLOTS - 1);
+}
+
 // Names a process, for peers on the same machine: whether it still runs decides when memory that it
 // maps may be used anew.
 struct __attribute__((packed)) ProcessId {
@@ -97,10 +111,12 @@ struct __attribute__((packed)) ProcessId {
 struct __attribute__((packed)) Request {
     Header header;
     uint32_t wanted;
+    uint8_t ring;
     ProcessId process;
 };
 
-// Followed by `count` slot numbers (u32) and `rkey_length` bytes of the ring's remote key.
+// Followed by `count` slot numbers (u32), all of one ring, and `rkey_length` bytes of that ring's
+// remote key.
 struct __attribute__((packed)) Grant {
     Header header;
     uint64_t ring_address;
@@ -110,8 +126,15 @@ struct __attribute__((packed)) Grant {
     uint32_t rkey_length;
 };
 
+struct __attribute__((packed)) Recall {
+    Header header;
+    uint8_t ring;
+};
+
 struct __attribute__((packed)) Segment {
-    enum : uint32_t { INLINE = 0xffffffff }; // `slot`: the bytes follow this structure, uncoded
+    // `slot`: INLINE: the bytes follow this structure, uncoded. PLACED: they were put where they
+    // belong.
+    enum : uint32_t { INLINE = 0xffffffff, PLACED = 0xfffffffe };
 
     Header header;
     uint64_t sequence; // 1, 2, 3, ... on an endpoint
@@ -120,6 +143,10 @@ struct __attribute__((packed)) Segment {
     uint64_t length;  // of the piece, before encoding
     uint32_t encoded_length;
     uint32_t slot;
+    // As the chunk's header says, for who cannot read that (zip_coding_t).
+    uint8_t dtype;
+    uint8_t shape;
+    uint8_t small_tiles;
 };
 
 // A read: the peer that gets it puts [address, address + length) of its own exported region into
@@ -131,6 +158,7 @@ struct __attribute__((packed)) Get {
     uint64_t length;
     uint64_t to_region;
     uint64_t to_address;
+    uint8_t to_ring;
     uint8_t may_decline; // 1: the asking peer can read it by itself
 };
 
@@ -230,17 +258,17 @@ struct RkeyView {
 // What an interface's address is to another interface.
 enum class Reach { YES, NO_ADDRESS, OTHER_VERSION, OTHER_TRANSPORT };
 
-// From 1 to MAX_SLOTS_A_MESSAGE slots are wanted.
+// From 1 to MAX_SLOTS_A_MESSAGE slots of a possible ring are wanted.
 bool parse(const void *data, size_t length, Request &request);
-// 1 to MAX_SLOTS_A_MESSAGE slots of at least `least_slot_size` bytes and a key of `key_length`
+// 1 to MAX_SLOTS_A_MESSAGE slots of one possible ring, each of at least `least_slot_size` bytes and a key of `key_length`
 // bytes.
 bool parse(const void *data, size_t length, size_t least_slot_size, size_t key_length,
            GrantView &grant);
 // 0 to MAX_SLOTS_A_MESSAGE slots.
 bool parse(const void *data, size_t length, SlotsView &message);
-// An inline segment has as many bytes as it says.
+// An inline segment has as many bytes as it says; a coded one has a coding that exists.
 bool parse(const void *data, size_t length, SegmentView &segment);
-// A get of at least one byte.
+// A get of at least one byte, through a possible ring.
 bool parse(const void *data, size_t length, Get &get);
 // An address whose part for the transport below has `lower_length` bytes.
 bool parse(const void *data, size_t length, size_t lower_length, EpAddressView &address);
