@@ -330,7 +330,7 @@ TEST_P(Transport, StagingOfMinimalSizeIsEnough)
     for (const char *segment : {"4k", "128k"}) {
         const bool small = segment[0] == '4';
         Processes pair(env(RENDEZVOUS + Env{{"UCX_ZIP_SEG_SIZE", segment},
-                                            {"UCX_ZIP_STAGING_SIZE", small ? "128k" : "1700k"}}));
+                                            {"UCX_ZIP_HOST_STAGING_SIZE", small ? "128k" : "1700k"}}));
         run_exchange(pair, {.count = 40, .length = small ? 40000u : 400000u});
     }
 }
@@ -348,7 +348,7 @@ TEST_P(Transport, PeersMayDifferInSegmentAndStagingSize)
     Processes pair(env());
     pair.env(0)["UCX_ZIP_SEG_SIZE"] = "300k";
     pair.env(1)["UCX_ZIP_SEG_SIZE"] = "10k";
-    pair.env(1)["UCX_ZIP_STAGING_SIZE"] = "300k";
+    pair.env(1)["UCX_ZIP_HOST_STAGING_SIZE"] = "300k";
     run_exchange(pair, {.count = 20, .length = 500000});
 }
 

@@ -11,7 +11,7 @@ namespace {
 const Env TINY_STAGING = {{"UCX_RNDV_THRESH", "0"},
                           {"UCX_RNDV_SCHEME", "put_zcopy"},
                           {"UCX_ZIP_SEG_SIZE", "16k"},
-                          {"UCX_ZIP_STAGING_SIZE", "168k"}};
+                          {"UCX_ZIP_HOST_STAGING_SIZE", "168k"}};
 
 class Endpoints : public testing::TestWithParam<Wire> {
 protected:

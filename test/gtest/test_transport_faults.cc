@@ -105,7 +105,7 @@ TEST_P(FallBack, PeerIsOnAnotherTransport)
 TEST_P(FallBack, OptionsThatCannotWorkAreNamed)
 {
     Env options = {{"UCX_ZIP_SEG_SIZE", "100"},
-                   {"UCX_ZIP_STAGING_SIZE", "100k"},
+                   {"UCX_ZIP_HOST_STAGING_SIZE", "100k"},
                    {"UCX_ZIP_BW_RATIO", "-1"}};
     if (GetParam().transport == std::string("rc_verbs")) {
         options["UCX_ZIP_CONNECT"] = "iface";

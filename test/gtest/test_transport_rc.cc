@@ -815,7 +815,7 @@ TEST_P(RcSettings, ADeviceThatUcxRefusesIsNotUsed)
 TEST_P(RcSettings, NoMoreIsRegisteredThanTheStagingSize)
 {
     for (unsigned count : {1, 40}) {
-        Processes pair(env({{"UCX_ZIP_STAGING_SIZE", "8m"}}));
+        Processes pair(env({{"UCX_ZIP_HOST_STAGING_SIZE", "8m"}}));
         send_some(pair, count, 4 * MIB);
         for (unsigned part = 0; part < 2 && !Processes::is_part(); ++part) {
             const uint64_t bytes = pair.outcome(part).zip.registered_bytes;

@@ -619,7 +619,7 @@ TEST_P(HostilePeer, TruncatedMessagesAreRefused)
             size_t size;
         } types[] = {{REQUEST, sizeof(Request)}, {GRANT, sizeof(Grant)}, {SEGMENT, sizeof(Segment)},
                      {ACK, sizeof(Ack)},         {RETURN, sizeof(Ack)},  {GET, sizeof(Get)},
-                     {DECLINE, sizeof(Decline)}};
+                     {DECLINE, sizeof(Decline)}, {RECALL, sizeof(Recall)}};
         for (const auto &type : types) {
             for (size_t length : {sizeof(Header), type.size - 1}) {
                 std::string message(length, 0);
@@ -629,7 +629,9 @@ TEST_P(HostilePeer, TruncatedMessagesAreRefused)
             }
         }
         const Header header{battle.id};
-        battle.send(RECALL, header);
+        for (const unsigned ring : {0u, MAX_RINGS - 1, 255u}) {
+            battle.send(RECALL, Recall{{battle.id}, static_cast<uint8_t>(ring)});
+        }
         battle.expect_nothing("recall of nothing");
         battle.send(REFUSE, header);
         battle.expect_endpoint_error("truncated refusal");
@@ -667,7 +669,7 @@ TEST_P(HostilePeer, SegmentsForMemoryThatIsNotItsToWriteAreRefused)
         attack("a sequence ahead", [](Segment &s) { s.sequence = 2; });
         attack("last sequence", [](Segment &s) { s.sequence = ~0ull; });
         attack("slot 0, not lent", [](Segment &s) { s.slot = 0; });
-        attack("a slot that does not exist", [](Segment &s) { s.slot = 0xfffffffe; });
+        attack("a slot that does not exist", [](Segment &s) { s.slot = 0xfffffffd; });
         Buffer untouched(1000);
         EXPECT_EQ(0, memcmp(untouched.data(), memory.buffer.data(), 1000)) << "something written";
         EXPECT_EQ(0, memcmp(untouched.data(), secret.buffer.data(), 1000)) << "something written";
@@ -695,7 +697,7 @@ TEST_P(HostilePeer, GetsOfMemoryThatIsNotItsToReadAreRefused)
         Memory memory(battle.victim, 1000), secret(battle.victim, 1000, false);
         fill(memory.buffer.data(), 1000, Data::RANDOM, 3);
         const auto get_for = [&](uint64_t length) {
-            return Get{{battle.id}, memory.key.region, memory.address(), length, 77, 88, 0};
+            return Get{{battle.id}, memory.key.region, memory.address(), length, 77, 88, 0, 0};
         };
         const auto attack = [&](const char *what, const std::function<void(Get &)> &change) {
             Get get = get_for(1000);
@@ -742,7 +744,7 @@ TEST_P(HostilePeer, GetsOfMemoryThatIsNotItsToReadAreRefused)
         Memory large(battle.victim, 100000);
         for (unsigned i = 0; i < 100; ++i) {
             battle.send(GET,
-                        Get{{battle.id}, large.key.region, large.address(), 100000, 77, 88, 0});
+                        Get{{battle.id}, large.key.region, large.address(), 100000, 77, 88, 0, 0});
         }
         battle.expect_endpoint_error("a flood of gets");
     });
@@ -936,7 +938,7 @@ TEST_P(HostilePeer, WhoTakesSlotsAndLeavesStarvesNobody)
                     battle.new_endpoint();
                 }
             },
-            {{"UCX_ZIP_STAGING_SIZE", "168k"}});
+            {{"UCX_ZIP_HOST_STAGING_SIZE", "168k"}});
 }
 
 // Nothing asserted but that the victim lives, and serves others.

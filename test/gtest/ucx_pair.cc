@@ -784,10 +784,13 @@ ucs_status_t Worker::flush(Endpoint *endpoint)
 
 // ---- Window
 
-Window::Window(Worker &worker, void *address, size_t length) : context_(worker.context())
+Window::Window(Worker &worker, void *address, size_t length, ucs_memory_type_t type)
+    : context_(worker.context())
 {
     ucp_mem_map_params_t params = {};
-    params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+    params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                        UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+    params.memory_type = type;
     params.address = address;
     params.length = length;
     require(ucp_mem_map(context_, &params, &memh_), "ucp_mem_map");

@@ -208,7 +208,8 @@ private:
 // Memory of this process that the other one may put into.
 class Window {
 public:
-    Window(Worker &worker, void *address, size_t length);
+    Window(Worker &worker, void *address, size_t length,
+           ucs_memory_type_t type = UCS_MEMORY_TYPE_HOST);
     ~Window();
     Window(const Window &) = delete;
     Window &operator=(const Window &) = delete;

@@ -187,7 +187,8 @@ void Ep::drop_arrival(Arrival &arrival)
     if (arrival.region != nullptr) {
         iface->md->unpin_device(std::exchange(arrival.region, nullptr), ticket);
     }
-    const uint32_t slot = std::exchange(arrival.segment.slot, wire::Segment::PLACED);
+    const uint32_t slot = arrival.segment.slot;
+    arrival.segment.slot = wire::Segment::PLACED;
     if (slot != wire::Segment::INLINE && slot != wire::Segment::PLACED) {
         iface->release_slot(slot);
     }

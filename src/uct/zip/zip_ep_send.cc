@@ -316,8 +316,9 @@ std::vector<unsigned> Ep::rings_wanted() const
     if (!answers.empty()) {
         rings.push_back(answers.front().request.to_ring);
     }
-    for (const Operation *put : {current != nullptr ? &current->what : nullptr,
-                                 operations.empty() ? nullptr : &operations.front()}) {
+    const Operation *first = current != nullptr ? &current->what : nullptr;
+    const Operation *second = operations.empty() ? nullptr : &operations.front();
+    for (const Operation *put : {first, second}) {
         if (put != nullptr && put->chosen && put->kind == Kind::PUT && put->way == Way::CODED) {
             rings.push_back(static_cast<unsigned>(put->rkey->ring));
         }
@@ -1358,13 +1359,14 @@ void Ep::on_grant(const char *data, size_t length)
 void Ep::on_recall(const char *data, size_t length)
 {
     wire::Recall recall;
-    const bool is_whole = wire::read(data, length, recall);
-    const auto to = sending.find(is_whole ? recall.ring : wire::MAX_RINGS);
-    if (to == sending.end()) {
-        refuse(0, UCS_ERR_INVALID_PARAM, "recall of slots that it has not lent");
+    if (!wire::read(data, length, recall)) {
+        refuse(0, UCS_ERR_INVALID_PARAM, "malformed recall of slots");
         return;
     }
-    to->second.recalled = true;
+    const auto to = sending.find(recall.ring);
+    if (to != sending.end()) {
+        to->second.recalled = true;
+    }
 }
 
 void Ep::on_ack(const char *data, size_t length)

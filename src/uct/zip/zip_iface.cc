@@ -128,6 +128,7 @@ constexpr size_t SLOT_ALIGNMENT = 4096;
 constexpr size_t MIN_SEGMENT_SIZE = 4096;
 constexpr size_t MAX_SEGMENT_SIZE = size_t(1) << 30;
 constexpr size_t MIN_RING_SLOTS = 4;
+constexpr size_t MEMUNITS_AUTO = SIZE_MAX - 1; // what UCX's parser makes of "auto"
 constexpr size_t MIN_GPU_SEGMENT = size_t(1) << 20, MAX_GPU_SEGMENT = size_t(4) << 20;
 constexpr double GPU_SEGMENT_SECONDS = 30e-6;
 constexpr size_t MIN_STAGING = size_t(16) << 20;
@@ -581,7 +582,7 @@ ucs_status_t open_lower(Iface *iface, const uct_iface_params_t *params)
     }
     // a piece has to take the wire longer than posting it takes the processor
     iface->gpu_segment_size = iface->options.gpu_segment_size;
-    if (iface->gpu_segment_size == UCS_MEMUNITS_AUTO) {
+    if (iface->gpu_segment_size == MEMUNITS_AUTO) {
         const auto wanted = static_cast<size_t>(iface->lower_bandwidth() * GPU_SEGMENT_SECONDS);
         iface->gpu_segment_size =
                 iface->md->lower_rkey_ptr
@@ -608,7 +609,7 @@ const char *wrong_option(const IfaceOptions *options)
     if (options->staging_size < MIN_STAGING) {
         return "UCX_ZIP_STAGING_SIZE must be at least 16m";
     }
-    if (options->gpu_segment_size != UCS_MEMUNITS_AUTO &&
+    if (options->gpu_segment_size != MEMUNITS_AUTO &&
         (options->gpu_segment_size < MIN_SEGMENT_SIZE ||
          options->gpu_segment_size > MAX_SEGMENT_SIZE)) {
         return "UCX_ZIP_GPU_SEG_SIZE must be auto, or 4k to 1g";
