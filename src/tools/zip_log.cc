@@ -12,6 +12,8 @@ namespace tools {
 std::optional<ZipCounters> parse_zip_log(const std::string &log)
 {
     std::optional<ZipCounters> sum;
+    uint64_t sent = 0; // segments
+    uint64_t received = 0;
     std::istringstream lines(log);
     for (std::string line; std::getline(lines, line);) {
         const size_t start = line.find(" sent ");
@@ -30,9 +32,11 @@ std::optional<ZipCounters> parse_zip_log(const std::string &log)
             sum = sum.value_or(ZipCounters{});
             sum->taken += n[1] + n[9];
             sum->on_wire += n[2] + n[10];
+            sent += n[3];
+            received += n[6];
         }
     }
-    return sum;
+    return sent < received ? std::nullopt : sum;
 }
 
 double ratio_of(const ZipCounters &counters, uint64_t bytes)

@@ -14,7 +14,8 @@ struct ZipCounters {
     uint64_t on_wire = 0; // what these became: encoded segments, and bytes that went straight
 };
 
-// The sum over the lines of interfaces in `log`; nothing if there is no such line.
+// The sum over the lines of interfaces in `log`, which is that of both sides; nothing if there is
+// no such line, or if more segments arrived than were sent: a side's line is missing then.
 std::optional<ZipCounters> parse_zip_log(const std::string &log);
 
 // Compressed over original, of `bytes` that the application has sent: what did not go through zip

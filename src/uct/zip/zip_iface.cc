@@ -448,7 +448,8 @@ void iface_close(uct_iface_h iface_handle)
 {
     Iface *iface = iface_of(iface_handle);
     const Counters &c = iface->counters;
-    if (c.puts > 0 || c.gets > 0 || c.received_segments > 0) {
+    // A side that only answers gets has segments alone.
+    if (c.puts > 0 || c.gets > 0 || c.segments > 0 || c.received_segments > 0) {
         const RegistrationCounters registered = iface->md->registrations();
         zip_info("zip/%s: sent %lu puts, %lu bytes as %lu in %lu segments (%lu of them "
                  "uncompressed); received %lu bytes in %lu segments, refused %lu; got %lu gets, "
