@@ -69,6 +69,18 @@ pid_t daemon_pid(const std::string &pipes)
     return pid;
 }
 
+// Whether a process runs. One that has ended may stay a zombie where nobody reaps orphans.
+bool runs(pid_t pid)
+{
+    std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+    for (std::string line; std::getline(status, line);) {
+        if (line.rfind("State:", 0) == 0) {
+            return line.find('Z') == std::string::npos;
+        }
+    }
+    return false;
+}
+
 // The keeper's whole life: waits until nobody holds the other end of `alive`, then ends the daemon.
 [[noreturn]] void keep(const std::string &program, const std::string &pipes, const std::string &log,
                        int alive)
@@ -83,10 +95,10 @@ pid_t daemon_pid(const std::string &pipes)
     const pid_t daemon = daemon_pid(pipes);
     control(program, nullptr, "quit\n", log, kQuitSeconds);
     const double deadline = now_s() + kQuitSeconds;
-    while (daemon > 0 && kill(daemon, 0) == 0 && now_s() < deadline) {
+    while (daemon > 0 && runs(daemon) && now_s() < deadline) {
         usleep(20000);
     }
-    if (daemon > 0 && kill(daemon, 0) == 0) {
+    if (daemon > 0 && runs(daemon)) {
         kill(daemon, SIGTERM);
     }
     // Of the run's folder, which its owner could not remove if it was killed.
