@@ -35,8 +35,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-extern char **environ;
-
 namespace tools {
 
 namespace {
@@ -563,8 +561,8 @@ private:
             conditions_.mps = options_.mps; // the driver cannot tell
         }
         if (options_.mps && conditions_.mps == false) {
-            throw Error("MPS was started, but the processes do not use it; see the logs in its "
-                        "folder with --logs, or leave out --mps");
+            std::fprintf(stderr, "zipperf: warning: MPS was started, but the driver says that the "
+                                 "processes do not use it; --logs keeps its logs\n");
         }
     }
 

@@ -75,7 +75,9 @@ public:
     void write(uint64_t offset, const std::byte *from, uint64_t size)
     {
         if (device_) {
-            cuda::upload(device_->address() + offset, from, size);
+            // Waits until the device has it: cuMemcpy from pageable memory may return before.
+            stream_->copy(device_->address() + offset, reinterpret_cast<cuda::Address>(from), size);
+            stream_->synchronize();
         } else {
             std::memcpy(host_.data() + offset, from, static_cast<size_t>(size));
         }
@@ -191,14 +193,20 @@ ValuePool read_pool(const std::string &path, const std::string &dtype)
     return pool;
 }
 
+// What this process was started with.
+std::string transports()
+{
+    const char *tls = std::getenv("UCX_TLS");
+    return tls != nullptr ? tls : "all";
+}
+
 // Workers, endpoint and memory of one point, and its iterations.
 class Point {
 public:
     Point(const Role &role, OobChannel &control, OobChannel &pair, const json &point)
         : role_(role), control_(control), pair_(pair), op_(point.at("op").get<std::string>()),
           size_(point.at("size").get<uint64_t>()), window_(point.at("window").get<size_t>()),
-          peer_(std::getenv("UCX_TLS") != nullptr ? std::getenv("UCX_TLS") : "all",
-                {.one_sided = true, .peer_errors = false})
+          peer_(transports(), {.one_sided = true, .peer_errors = false})
     {
         if (role.zip && !peer_.has_transport("zip")) {
             throw Error("UCX did not load the plugin, or it found no device (UCX_PLUGIN_PATH, UCX "
@@ -531,7 +539,7 @@ private:
                 what ? format("from byte %llu on (%02x instead of %02x; %zu of the %zu bytes of "
                               "its "
                               "block differ)",
-                              static_cast<unsigned long long>(offset + what->offset), what->got,
+                              static_cast<unsigned long long>(offset) + what->offset, what->got,
                               what->sent, what->bytes, want.size())
                      : format("in the block at byte %llu, which has become right since",
                               static_cast<unsigned long long>(offset));

@@ -204,7 +204,7 @@ std::vector<P2pVariant> p2p_variants(const P2pOptions &options, const P2pWire &w
             std::string &preload =
                     variant.env.try_emplace("LD_PRELOAD", inherited != nullptr ? inherited : "")
                             .first->second;
-            preload = wire.preload + (preload.empty() ? "" : ":" + preload);
+            preload.insert(0, preload.empty() ? wire.preload : wire.preload + ":");
         }
         variants.push_back(std::move(variant));
     };
@@ -233,10 +233,12 @@ std::vector<P2pVariant> p2p_variants(const P2pOptions &options, const P2pWire &w
         if (known == kZipStrategies.end() && !env_of.contains(name)) {
             std::string names = "ucx";
             for (const auto &[each, value] : kZipStrategies) {
-                names += std::string(", ") + each;
+                names.append(", ").append(each);
             }
-            throw Error("unknown strategy " + name + "; known are " + names +
-                        ", and any name that has variables of its own by --env-of");
+            throw Error(
+                    format("unknown strategy %s; known are %s, and any name that has variables of "
+                           "its own by --env-of",
+                           name.c_str(), names.c_str()));
         }
         P2pVariant variant{name, "", true, all};
         variant.env["UCX_TLS"] = "zip," + wire.tls;
@@ -268,7 +270,7 @@ std::vector<std::string> p2p_environment(const std::vector<std::string> &base, c
     }
     for (const auto &[name, value] : env) {
         if (!value.empty()) {
-            out.push_back(name + "=" + value);
+            out.emplace_back(name).append("=").append(value);
         }
     }
     return out;
