@@ -51,6 +51,7 @@ constexpr uint64_t kMostWarmup = 40;
 constexpr uint64_t kLeastWarmup = 3;
 // Beside the time of an iteration: poison, hashes, opening of contexts.
 constexpr double kSlackSeconds = 30.0;
+constexpr double kEndSeconds = 10.0; // from the last word to the process's end
 
 // ---------------------------------------------------------------------------- processes
 
@@ -164,7 +165,7 @@ public:
             check_interrupted();
             std::array<pollfd, 2> fds{};
             for (size_t side = 0; side < 2; ++side) {
-                fds[side] = {channels_[side].fd(), POLLIN, 0};
+                fds[side] = {channels_[side].closed() ? -1 : channels_[side].fd(), POLLIN, 0};
             }
             poll(fds.data(), fds.size(), 100);
             for (size_t side = 0; side < 2; ++side) {
@@ -180,7 +181,7 @@ public:
                         find_out();
                     }
                 }
-                if (channels_[side].closed()) {
+                if (channels_[side].closed() && !answers[side]) {
                     find_out();
                 }
             }
@@ -195,6 +196,21 @@ public:
     std::array<std::string, 2> hear(FrameType wanted)
     {
         return hear(wanted, [] {});
+    }
+
+    // After the last kBye: what went wrong at the processes' end, or an empty string.
+    std::string end()
+    {
+        for (size_t i = 0; i < processes_.size(); ++i) {
+            if (!processes_[i]->wait(kEndSeconds)) {
+                return "its process does not end";
+            }
+            if (!processes_[i]->ended_well()) {
+                return "its process " + processes_[i]->how_it_ended() +
+                       " when all was done: " + last_error(read_file(logs_[i].path, 0));
+            }
+        }
+        return "";
     }
 
     // What zip's interfaces have logged since the last call.
@@ -509,11 +525,19 @@ public:
         return out;
     }
 
-    // Ends the processes in order.
+    // Ends the processes in order. What was measured is good, whatever comes now.
     void close()
     {
         for (const auto &pair : pairs_) {
             pair->say(FrameType::kBye, "");
+            pair->hear(FrameType::kBye);
+        }
+        for (const auto &pair : pairs_) {
+            const std::string wrong = pair->end();
+            if (!wrong.empty()) {
+                std::fprintf(stderr, "zipperf: warning: strategy %s: %s\n", pair->title().c_str(),
+                             wrong.c_str());
+            }
         }
     }
 

@@ -648,6 +648,7 @@ void Side::serve()
             std::fflush(nullptr); // what UCX and the plugin have logged
             control.send(FrameType::kBye, json{{"lanes", lanes}}.dump(), role.timeout_s);
         } else if (type == FrameType::kBye) {
+            control.send(FrameType::kBye, "", role.timeout_s);
             return;
         } else {
             throw Error("the process that measures sent a command that is not due");

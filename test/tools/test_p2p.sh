@@ -123,6 +123,7 @@ good() {
     rm -f "$dir/out.json"
     timeout 90 "$zipperf" p2p "${with[@]}" --rounds 2 --iterations 3 --warmup 2 --source-size 4M --env UCX_ZIP_BYPASS=never --json "$dir/out.json" "$@" \
         >"$dir/out" 2>"$dir/err" || status=$?
+    ! grep -q 'warning:' "$dir/err" || status=warning
     if [ "$status" = 0 ] && python3 - "$dir/out.json" "$python" 2>>"$dir/err" <<'PYTHON'; then ok "$name"; else not_ok "$name" "status $status"; fi
 import json, sys
 doc = json.load(open(sys.argv[1]))
