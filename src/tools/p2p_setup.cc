@@ -92,10 +92,7 @@ P2pWire rc_wire(const P2pOptions &options, const std::string &gbps, const std::s
     wire.tls = "rc_verbs,ud_verbs" + cuda; // ud_verbs wires rc_verbs up
     wire.fabric = true;
     wire.preload = verbs_library(options);
-    // Without UCX's EFA module, whose libnl clashes with the system's where UCX is a wheel's.
-    wire.env = {{"UCX_NET_DEVICES", "swverbs0:1"},
-                {"SWVERBS_GBPS", format("%g", wire.gbps)},
-                {"UCX_MODULES", "^efa"}};
+    wire.env = {{"UCX_NET_DEVICES", "swverbs0:1"}, {"SWVERBS_GBPS", format("%g", wire.gbps)}};
     if (!options.wire_latency_us.empty()) {
         wire.env["SWVERBS_LATENCY_US"] = options.wire_latency_us;
     }
@@ -165,13 +162,23 @@ std::vector<P2pWire> p2p_wires(const P2pOptions &options)
 {
     const std::string cuda = uses_cuda(options) ? ",cuda_copy" : "";
     std::vector<P2pWire> wires;
+    const auto add = [&wires](P2pWire wire) {
+        // None of ours uses UCX's EFA module, whose libnl clashes with the system's where UCX is a
+        // wheel's, at the latest when the process ends.
+        if (std::getenv("UCX_MODULES") == nullptr) {
+            wire.env["UCX_MODULES"] = "^efa";
+        }
+        wires.push_back(std::move(wire));
+    };
     for (const std::string &kind : options.wires) {
         if (kind == "rc") {
             for (const std::string &gbps : options.wire_gbps) {
-                wires.push_back(rc_wire(options, gbps, cuda));
+                add(rc_wire(options, gbps, cuda));
             }
-        } else {
+        } else if (kind == "custom") {
             wires.push_back(other_wire(options, kind, cuda));
+        } else {
+            add(other_wire(options, kind, cuda));
         }
     }
     return wires;
