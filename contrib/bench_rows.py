@@ -46,6 +46,12 @@ def codec_rows(rows):
     return [r for r in rows if r.get("op") and number(r, "size") and number(r, "us_median") and number(r, "gbps_median")]
 
 
+def p2p_rows(docs):
+    """Those of `zipperf p2p`."""
+    rows = [r for doc in docs if doc.get("tool") == "zipperf p2p" for r in doc["rows"] if isinstance(r, dict)]
+    return [r for r in rows if r.get("strategy") and number(r, "size") and number(r, "gbps_median")]
+
+
 def how(row):
     """What a codec's row is beside codec, operation and chunk, as words."""
     parts = []

@@ -61,6 +61,18 @@ nlohmann::ordered_json to_json(const BenchRow &r)
     put(row, "messages", r.messages);
     put(row, "repeats", r.repeats);
     put(row, "verified", r.verified);
+    put(row, "setting", r.setting);
+    put(row, "memory", r.memory);
+    put(row, "to_memory", r.to_memory);
+    put(row, "lanes", r.lanes);
+    put(row, "us_p10", r.us_p10);
+    put(row, "us_p90", r.us_p90);
+    put(row, "ucx_gbps_median", r.ucx_gbps_median);
+    put(row, "speedup_plain", r.speedup_plain);
+    put(row, "window", r.window);
+    put(row, "wire_gbps", r.wire_gbps);
+    put(row, "mps", r.mps);
+    put(row, "in_process", r.in_process);
     put(row, "op", r.op);
     put(row, "codec", r.codec);
     put(row, "shape", r.shape);

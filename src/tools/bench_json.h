@@ -17,8 +17,8 @@ struct BenchRow {
     std::string dtype;
     std::string data;      // which data set
     std::string wire;      // what the bytes crossed
-    std::string strategy;  // "ucx": unmodified UCX; "zip": this project
-    std::string direction; // "send"
+    std::string strategy;  // "ucx": unmodified UCX; "zip" and all others: this project
+    std::string direction; // "send", "put", "bidirectional"
     std::optional<double> gbps_median, gbps_p10, gbps_p90;
     std::optional<double> us_median;
     std::optional<double> ratio; // compressed / original
@@ -28,6 +28,18 @@ struct BenchRow {
     std::optional<double> bound_gbps;               // plain bandwidth / ratio
     std::optional<uint64_t> messages, repeats;
     std::optional<bool> verified; // true only after the hashes of all messages were compared
+
+    // zipperf p2p
+    std::string setting; // of the strategy, the best one: "UCX_RNDV_SCHEME=put_zcopy", "default"
+    std::string memory, to_memory; // "cuda", "host"
+    std::string lanes;             // what the endpoint had: "rc_verbs/swverbs0:1 zip/swverbs0:1"
+    std::optional<double> us_p10, us_p90;
+    std::optional<double> ucx_gbps_median; // plain_gbps_median is that of strategy "plain"
+    std::optional<double> speedup_plain;   // against "plain"; speedup: against the better of both
+    std::optional<uint64_t> window;        // messages at a time
+    std::optional<double> wire_gbps;       // what the wire was set to, 10^9 bytes/s each way
+    std::optional<bool> mps;               // CUDA's Multi-Process Service was used
+    std::optional<bool> in_process;        // both sides were threads of one process
 
     // zipperf codec
     std::string op;        // "encode", "decode", "add" (decode and add), "copy"

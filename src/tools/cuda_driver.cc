@@ -14,6 +14,7 @@ namespace {
 
 // Values of cuda.h.
 constexpr int kMultiprocessorCount = 16; // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+constexpr int kMpsEnabled = 133;         // CU_DEVICE_ATTRIBUTE_MPS_ENABLED, since CUDA 12.3
 constexpr unsigned kHostMapped = 1 | 2;  // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
 constexpr unsigned kNonBlocking = 1;     // CU_STREAM_NON_BLOCKING
 constexpr unsigned kEventDefault = 0;
@@ -137,6 +138,15 @@ int Context::multiprocessors() const
     int count = 0;
     check(call().device_attribute(&count, kMultiprocessorCount, device_), "cuDeviceGetAttribute");
     return count;
+}
+
+std::optional<bool> Context::shared_by_mps() const
+{
+    int shared = 0;
+    if (call().device_attribute(&shared, kMpsEnabled, device_) != 0) {
+        return std::nullopt;
+    }
+    return shared != 0;
 }
 
 uint64_t Context::free_memory() const

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 
 namespace tools::cuda {
@@ -84,6 +85,8 @@ public:
     std::string name() const;
     int multiprocessors() const;
     uint64_t free_memory() const;
+    // Whether the Multi-Process Service shares the device; nothing where the driver cannot tell.
+    std::optional<bool> shared_by_mps() const;
 
 private:
     int device_;

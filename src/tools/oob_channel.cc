@@ -223,6 +223,13 @@ OobChannel OobChannel::connect_to(const HostPort &address, double timeout_s)
                 "; start the receiver first (zipperf model --listen), and check address and port");
 }
 
+OobChannel OobChannel::adopt(int fd)
+{
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    return OobChannel(fd);
+}
+
 OobChannel::OobChannel(OobChannel &&other) noexcept
     : fd_(std::exchange(other.fd_, -1)), closed_(other.closed_), buffer_(std::move(other.buffer_))
 {
@@ -340,6 +347,15 @@ std::string OobChannel::receive_any(FrameType *type, uint64_t max_size, double t
             read_some();
         }
     }
+}
+
+std::optional<std::string> OobChannel::try_receive(FrameType *type, uint64_t max_size)
+{
+    auto payload = take_frame(type, max_size);
+    while (!payload && read_some()) {
+        payload = take_frame(type, max_size);
+    }
+    return payload;
 }
 
 std::string OobChannel::receive(FrameType type, uint64_t max_size, double timeout_s,

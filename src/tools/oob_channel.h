@@ -19,6 +19,11 @@ enum class FrameType : uint32_t {
     kHashes,    // 16 bytes a message
     kBye,       // end of the session
     kError,     // text: why the other side gives up
+    kKey,       // address and key of memory
+    kProgress,  // still at it: something was finished
+    kResult,    // JSON: what was measured
+    kBlock,     // bytes of a message that differ
+    kFailed,    // JSON: why a part of zipperf p2p ends, and its exit status
 };
 
 // HOST, HOST:PORT, [V6] or [V6]:PORT. Throws Error.
@@ -39,6 +44,8 @@ public:
     static OobChannel accept_one(const HostPort &address, double timeout_s,
                                  const std::function<void(const std::string &)> &on_listening);
     static OobChannel connect_to(const HostPort &address, double timeout_s);
+    // One end of a pair of connected sockets, which is closed in the end.
+    static OobChannel adopt(int fd);
 
     OobChannel(OobChannel &&other) noexcept;
     OobChannel(const OobChannel &) = delete;
@@ -57,6 +64,11 @@ public:
 
     // Same, of either type; the type is returned in `type`.
     std::string receive_any(FrameType *type, uint64_t max_size, double timeout_s, const Idle &idle);
+
+    // The next frame if it has arrived whole. Never waits; once the peer's end is closed and all
+    // that it sent was taken, closed() is true.
+    std::optional<std::string> try_receive(FrameType *type, uint64_t max_size);
+    bool closed() const { return closed_; }
 
     // Throws if the peer has gone or given up; to be called now and then during a transfer, when
     // no frame is due.

@@ -15,6 +15,8 @@ namespace tools {
 
 namespace {
 
+constexpr uint32_t kMemory = UCP_OP_ATTR_FIELD_MEMH;
+
 [[noreturn]] void fail(const std::string &what, ucs_status_t status, const std::string &tls)
 {
     throw Error("UCX: " + what + " with UCX_TLS=" + tls + ": " + ucs_status_string(status));
@@ -22,7 +24,7 @@ namespace {
 
 } // namespace
 
-UcpPeer::UcpPeer(std::string tls) : tls_(std::move(tls))
+UcpPeer::UcpPeer(std::string tls, Settings settings) : tls_(std::move(tls)), settings_(settings)
 {
     ucp_config_t *config = nullptr;
     ucs_status_t status = ucp_config_read(nullptr, nullptr, &config);
@@ -33,7 +35,7 @@ UcpPeer::UcpPeer(std::string tls) : tls_(std::move(tls))
     if (status == UCS_OK) {
         ucp_params_t params{};
         params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
-        params.features = UCP_FEATURE_TAG;
+        params.features = UCP_FEATURE_TAG | (settings.one_sided ? UCP_FEATURE_RMA : 0);
         params.estimated_num_eps = 1;
         status = ucp_init(&params, config, &context_);
     }
@@ -78,7 +80,8 @@ void UcpPeer::connect(const std::string &remote_address)
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                         UCP_EP_PARAM_FIELD_ERR_HANDLER;
     params.address = reinterpret_cast<const ucp_address_t *>(remote_address.data());
-    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params.err_mode =
+            settings_.peer_errors ? UCP_ERR_HANDLING_MODE_PEER : UCP_ERR_HANDLING_MODE_NONE;
     params.err_handler.cb = on_error;
     params.err_handler.arg = this;
     const ucs_status_t status = ucp_ep_create(worker_, &params, &ep_);
@@ -123,14 +126,8 @@ std::string UcpPeer::endpoint_transports() const
     return out;
 }
 
-void UcpPeer::send(Batch &batch, ucp_tag_t tag, const void *data, size_t size)
+void UcpPeer::started(Batch &batch, ucs_status_ptr_t request)
 {
-    ucp_request_param_t param{};
-    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-    param.cb.send = on_send;
-    param.user_data = &batch;
-    ++batch.posted;
-    const ucs_status_ptr_t request = ucp_tag_send_nbx(ep_, data, size, tag, &param);
     if (request == nullptr) {
         ++batch.done;
     } else if (UCS_PTR_IS_ERR(request)) {
@@ -139,13 +136,26 @@ void UcpPeer::send(Batch &batch, ucp_tag_t tag, const void *data, size_t size)
     }
 }
 
-void UcpPeer::receive(Receive &receive, ucp_tag_t tag, void *data, size_t size)
+void UcpPeer::send(Batch &batch, ucp_tag_t tag, const void *data, size_t size, ucp_mem_h memory)
 {
     ucp_request_param_t param{};
-    param.op_attr_mask =
-            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                         (memory != nullptr ? kMemory : 0U);
+    param.cb.send = on_send;
+    param.user_data = &batch;
+    param.memh = memory;
+    ++batch.posted;
+    started(batch, ucp_tag_send_nbx(ep_, data, size, tag, &param));
+}
+
+void UcpPeer::receive(Receive &receive, ucp_tag_t tag, void *data, size_t size, ucp_mem_h memory)
+{
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                         UCP_OP_ATTR_FLAG_NO_IMM_CMPL | (memory != nullptr ? kMemory : 0U);
     param.cb.recv = on_receive;
     param.user_data = &receive;
+    param.memh = memory;
     receive.status = UCS_INPROGRESS;
     receive.request = nullptr;
     ++receive.batch->posted;
@@ -157,6 +167,29 @@ void UcpPeer::receive(Receive &receive, ucp_tag_t tag, void *data, size_t size)
     } else if (receive.status == UCS_INPROGRESS) {
         receive.request = request;
     }
+}
+
+void UcpPeer::put(Batch &batch, const void *data, size_t size, uint64_t address, ucp_rkey_h key,
+                  ucp_mem_h memory)
+{
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                         (memory != nullptr ? kMemory : 0U);
+    param.cb.send = on_send;
+    param.user_data = &batch;
+    param.memh = memory;
+    ++batch.posted;
+    started(batch, ucp_put_nbx(ep_, data, size, address, key, &param));
+}
+
+void UcpPeer::flush(Batch &batch)
+{
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+    param.cb.send = on_send;
+    param.user_data = &batch;
+    ++batch.posted;
+    started(batch, ucp_ep_flush_nbx(ep_, &param));
 }
 
 void UcpPeer::cancel(Receive &receive)
@@ -225,6 +258,44 @@ void UcpPeer::on_receive(void *request, ucs_status_t status, const ucp_tag_recv_
 void UcpPeer::on_error(void *user, ucp_ep_h, ucs_status_t status)
 {
     static_cast<UcpPeer *>(user)->endpoint_status_ = status;
+}
+
+UcpMemory::UcpMemory(const UcpPeer &peer, void *address, size_t size) : peer_(peer)
+{
+    ucp_mem_map_params_t params{};
+    params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+    params.address = address;
+    params.length = size;
+    const ucs_status_t status = ucp_mem_map(peer.context(), &params, &memory_);
+    if (status != UCS_OK) {
+        fail("cannot register memory", status, peer.tls());
+    }
+}
+
+UcpMemory::~UcpMemory()
+{
+    ucp_mem_unmap(peer_.context(), memory_);
+}
+
+std::string UcpMemory::key() const
+{
+    void *buffer = nullptr;
+    size_t size = 0;
+    const ucs_status_t status = ucp_rkey_pack(peer_.context(), memory_, &buffer, &size);
+    if (status != UCS_OK) {
+        fail("cannot make a key of memory", status, peer_.tls());
+    }
+    std::string out(static_cast<const char *>(buffer), size);
+    ucp_rkey_buffer_release(buffer);
+    return out;
+}
+
+UcpRemoteKey::UcpRemoteKey(const UcpPeer &peer, const std::string &key)
+{
+    const ucs_status_t status = ucp_ep_rkey_unpack(peer.endpoint(), key.data(), &key_);
+    if (status != UCS_OK) {
+        fail("cannot use the peer's key of memory", status, peer.tls());
+    }
 }
 
 } // namespace tools

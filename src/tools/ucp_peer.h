@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <sched.h>
 #include <string>
+#include <utility>
 
 namespace tools {
 
@@ -29,8 +30,15 @@ public:
         ucs_status_t status = UCS_INPROGRESS;
     };
 
+    struct Settings {
+        bool one_sided = false; // put() and UcpMemory's keys
+        // Endpoints notice that the peer is lost. UCX leaves out some of its protocols then.
+        bool peer_errors = true;
+    };
+
     // `tls` is what a user would write in UCX_TLS. Throws Error.
-    explicit UcpPeer(std::string tls);
+    explicit UcpPeer(std::string tls) : UcpPeer(std::move(tls), Settings()) {}
+    UcpPeer(std::string tls, Settings settings);
     ~UcpPeer();
     UcpPeer(const UcpPeer &) = delete;
     UcpPeer &operator=(const UcpPeer &) = delete;
@@ -64,9 +72,21 @@ public:
     // UCS_OK until UCX reports that the peer is lost.
     ucs_status_t endpoint_status() const { return endpoint_status_; }
 
-    void send(Batch &batch, ucp_tag_t tag, const void *data, size_t size);
-    void receive(Receive &receive, ucp_tag_t tag, void *data, size_t size);
+    // `memory` is what UcpMemory says of the data's, or nullptr: UCX then finds out for itself.
+    void send(Batch &batch, ucp_tag_t tag, const void *data, size_t size,
+              ucp_mem_h memory = nullptr);
+    void receive(Receive &receive, ucp_tag_t tag, void *data, size_t size,
+                 ucp_mem_h memory = nullptr);
     void cancel(Receive &receive);
+
+    // Writes into the peer's memory; `key` and `address` are those of its UcpMemory.
+    void put(Batch &batch, const void *data, size_t size, uint64_t address, ucp_rkey_h key,
+             ucp_mem_h memory = nullptr);
+    // Joins the batch; done when all that was put before is in the peer's memory.
+    void flush(Batch &batch);
+
+    ucp_context_h context() const { return context_; }
+    ucp_ep_h endpoint() const { return ep_; }
 
     // Waits for the flush of what was sent, at most timeout_s; false if it did not end.
     bool flush_and_close(double timeout_s);
@@ -77,6 +97,7 @@ public:
 private:
     static constexpr unsigned kIdleTurns = 5; // 0 to 20 do; 200 is too late
 
+    static void started(Batch &batch, ucs_status_ptr_t request);
     static void on_send(void *request, ucs_status_t status, void *user);
     static void on_receive(void *request, ucs_status_t status, const ucp_tag_recv_info_t *info,
                            void *user);
@@ -84,11 +105,45 @@ private:
     void close_endpoint(unsigned flags, double timeout_s, bool *closed);
 
     std::string tls_;
+    Settings settings_;
     ucp_context_h context_ = nullptr;
     ucp_worker_h worker_ = nullptr;
     ucp_ep_h ep_ = nullptr;
     ucs_status_t endpoint_status_ = UCS_OK;
     unsigned idle_turns_ = 0;
+};
+
+// Memory that UCX has registered for transfers, of any kind. Must end before its peer.
+class UcpMemory {
+public:
+    // Throws Error.
+    UcpMemory(const UcpPeer &peer, void *address, size_t size);
+    ~UcpMemory();
+    UcpMemory(const UcpMemory &) = delete;
+    UcpMemory &operator=(const UcpMemory &) = delete;
+
+    ucp_mem_h handle() const { return memory_; }
+    // To be given to the other process, for a UcpRemoteKey. Throws Error.
+    std::string key() const;
+
+private:
+    const UcpPeer &peer_;
+    ucp_mem_h memory_ = nullptr;
+};
+
+// What put() needs to reach the other process's UcpMemory. Must end before the endpoint.
+class UcpRemoteKey {
+public:
+    // Throws Error.
+    UcpRemoteKey(const UcpPeer &peer, const std::string &key);
+    ~UcpRemoteKey() { ucp_rkey_destroy(key_); }
+    UcpRemoteKey(const UcpRemoteKey &) = delete;
+    UcpRemoteKey &operator=(const UcpRemoteKey &) = delete;
+
+    ucp_rkey_h get() const { return key_; }
+
+private:
+    ucp_rkey_h key_ = nullptr;
 };
 
 } // namespace tools

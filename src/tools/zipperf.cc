@@ -11,6 +11,7 @@
 #endif
 #ifdef HAVE_UCX
 #include "tools/model_bench.h"
+#include "tools/p2p_bench.h"
 #endif
 
 #include <algorithm>
@@ -68,6 +69,142 @@ void add_model(CLI::App &app, tools::ModelOptions &options)
         }
         if (!options.connect.empty() && options.models.empty()) {
             throw CLI::ValidationError("model", "--connect needs --model FILE.safetensors");
+        }
+    });
+}
+
+void add_p2p(CLI::App &app, tools::P2pOptions &options)
+{
+    CLI::App *p2p = app.add_subcommand(
+            "p2p",
+            "Transfers between two processes of this machine through UCX, without the plugin and "
+            "with its strategies side by side: latency of one message (to the receiver's answer; a "
+            "put's to its flush), or bandwidth with a window. Every message's hash is compared. "
+            "Options that take a list measure every combination. GB/s are of original data, each "
+            "way.");
+    p2p->add_option("--size", options.sizes, "Message sizes, e.g. 64K,1M,16MiB")
+            ->capture_default_str();
+    p2p->add_option("--sweep", options.sweep,
+                    "FROM:TO, instead of --size: every power of two, e.g. 64K:1G");
+    p2p->add_option("--dtype", options.dtypes, "Types: bf16, fp32, fp16, fp64, e4m3, e5m2")
+            ->delimiter(',')
+            ->check(CLI::IsMember({"bf16", "fp32", "fp16", "fp64", "e4m3", "e5m2"}))
+            ->capture_default_str();
+    p2p->add_option("--data", options.data,
+                    "Data sets: normal (0, 0.02), uniform ([-1, 1]), weights (of --model), kv, "
+                    "random (bits); see zipperf codec --help")
+            ->delimiter(',')
+            ->check(CLI::IsMember({"normal", "uniform", "weights", "kv", "random"}))
+            ->capture_default_str();
+    p2p->add_option("--model", options.models, "Safetensors files for --data weights")
+            ->delimiter(',');
+    p2p->add_option("--op", options.ops,
+                    "send (by tag), put (one-sided, with a flush), bidirectional (tag sends both "
+                    "ways at once)")
+            ->delimiter(',')
+            ->check(CLI::IsMember({"send", "put", "bidirectional"}))
+            ->capture_default_str();
+    p2p->add_option("--window", options.window, "Messages under way at a time; 1: latency")
+            ->check(CLI::Range(1U, 1024U))
+            ->capture_default_str();
+    p2p->add_option("--memory", options.memory, "Memory of the sender: host, cuda")
+            ->check(CLI::IsMember({"host", "cuda"}))
+            ->capture_default_str();
+    p2p->add_option("--to-memory", options.to_memory, "Memory of the receiver (default: the same)")
+            ->check(CLI::IsMember({"host", "cuda"}));
+    p2p->add_option("--gpu", options.gpu, "Number of the sender's GPU")
+            ->check(CLI::Range(0, 1023))
+            ->capture_default_str();
+    p2p->add_option("--to-gpu", options.to_gpu, "Number of the receiver's (default: the same)")
+            ->check(CLI::Range(0, 1023));
+    p2p->add_option("--misalign", options.misalign,
+                    "Bytes behind an aligned address at which messages start")
+            ->check(CLI::Range(0U, 255U))
+            ->capture_default_str();
+    p2p->add_option("--source-size", options.source_size,
+                    "Memory from which a sender takes one message after the other, so that none "
+                    "is in a cache")
+            ->capture_default_str();
+    p2p->add_flag("!--not-registered", options.registered,
+                  "Do not give the memory to UCX beforehand (ucp_mem_map)");
+
+    const char *ways = "Wires and strategies";
+    p2p->add_option("--strategy", options.strategies,
+                    "ucx (without the plugin), plain, encode-then-send, chunked, split-send, "
+                    "streaming, ends (UCX_ZIP_STRATEGY of that name), auto (the plugin's default), "
+                    "or any other name that has variables by --env-of")
+            ->delimiter(',')
+            ->capture_default_str()
+            ->group(ways);
+    p2p->add_option("--ucx-scheme", options.ucx_schemes,
+                    "Values of UCX_RNDV_SCHEME of which strategy ucx is the best at each size "
+                    "(default: default, and on rc put_zcopy and get_zcopy)")
+            ->delimiter(',')
+            ->group(ways);
+    p2p->add_option("--env", options.env, "KEY=VALUE for all processes")->group(ways);
+    p2p->add_option("--env-of", options.env_of, "STRATEGY:KEY=VALUE for one strategy's")
+            ->group(ways);
+    p2p->add_option("--plugin", options.plugin, "Folder of libuct_zip.so")
+            ->envname("UCX_PLUGIN_PATH")
+            ->group(ways);
+    p2p->add_option("--wire", options.wires,
+                    "rc (rc_verbs on the software verbs device, emulated), shm (posix), tcp "
+                    "(loopback), custom (--tls)")
+            ->delimiter(',')
+            ->check(CLI::IsMember({"rc", "shm", "tcp", "custom"}))
+            ->capture_default_str()
+            ->group(ways);
+    p2p->add_option("--wire-gbps", options.wire_gbps,
+                    "rc: 10^9 bytes a second each way, a list; 0: no limit")
+            ->delimiter(',')
+            ->capture_default_str()
+            ->group(ways);
+    p2p->add_option("--wire-latency-us", options.wire_latency_us, "rc: microseconds one way")
+            ->check(CLI::Range(0.0, 1e6))
+            ->group(ways);
+    p2p->add_option("--verbs", options.verbs,
+                    "rc: the built libswverbs.so; its other settings by --env SWVERBS_...")
+            ->envname("ZIP_TEST_VERBS")
+            ->group(ways);
+    p2p->add_option("--tls", options.tls, "custom: UCX_TLS without zip")->group(ways);
+    p2p->add_option("--wire-name", options.wire_name, "custom: what the results call it")
+            ->group(ways);
+    p2p->add_flag("--in-process", options.in_process,
+                  "Both sides in one process, a thread each, instead of two processes")
+            ->group(ways);
+    p2p->add_flag("--mps", options.mps,
+                  "Start CUDA's Multi-Process Service for the run: two processes on one GPU "
+                  "otherwise take turns")
+            ->group(ways);
+
+    const char *how = "How it is measured";
+    p2p->add_option("--rounds", options.rounds,
+                    "Rounds; in each, all strategies of a point are measured in turn")
+            ->check(CLI::Range(1U, 10000U))
+            ->capture_default_str()
+            ->group(how);
+    p2p->add_option("--iterations", options.iterations,
+                    "Timed iterations of a strategy in a round (default: 1 to 20, by size)")
+            ->check(CLI::Range(1U, 100000U))
+            ->group(how);
+    p2p->add_option("--warmup", options.warmup,
+                    "Iterations before the first round (default: 3 to 40, by size)")
+            ->check(CLI::Range(1U, 100000U))
+            ->group(how);
+    p2p->add_flag("!--no-verify", options.verify, "Do not compare what arrives")->group(how);
+    p2p->add_option("--timeout", options.timeout_s, "Seconds that an iteration may take")
+            ->check(CLI::Range(0.1, 86400.0))
+            ->capture_default_str()
+            ->group(how);
+    p2p->add_option("--json", options.json, "Write the results to this file")->group(how);
+    p2p->add_option("--logs", options.logs, "Folder in which the processes' logs are kept")
+            ->group(how);
+    p2p->callback([&options] {
+        const bool weights = std::find(options.data.begin(), options.data.end(), "weights") !=
+                             options.data.end();
+        if (weights == options.models.empty()) {
+            throw CLI::ValidationError("p2p", "--data weights and --model FILE.safetensors belong "
+                                              "together");
         }
     });
 }
@@ -218,6 +355,12 @@ int main(int argc, char **argv)
 #ifdef HAVE_UCX
     tools::ModelOptions model;
     add_model(app, model);
+    tools::P2pOptions p2p;
+    add_p2p(app, p2p);
+    // What `p2p` starts: this program in the role of one side, or of both.
+    unsigned parts = 1;
+    CLI::App *part = app.add_subcommand("p2p-part")->group("");
+    part->add_option("parts", parts)->required()->check(CLI::Range(1U, 2U));
 #endif
     tools::CodecOptions codec;
     add_codec(app, codec);
@@ -236,6 +379,13 @@ int main(int argc, char **argv)
             return tools::kExitOk;
         }
 #ifdef HAVE_UCX
+        if (app.got_subcommand("p2p-part")) {
+            return tools::run_p2p_parts(parts);
+        }
+        if (app.got_subcommand("p2p")) {
+            tools::run_p2p_bench(p2p);
+            return tools::kExitOk;
+        }
         if (model.listen.empty()) {
             tools::run_model_sender(model);
         } else {

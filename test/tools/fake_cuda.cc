@@ -14,6 +14,7 @@
 namespace {
 
 constexpr int kSuccess = 0, kInvalidValue = 1, kNotFound = 500;
+constexpr int kMultiprocessorCount = 16; // the one attribute that it knows
 constexpr int kMultiprocessors = 4;
 constexpr size_t kAlignment = 256;
 constexpr size_t kFree = size_t{1} << 30;
@@ -96,10 +97,10 @@ FAKE_CUDA int cuDeviceGetName(char *name, int size, int)
     std::strncpy(name, "no GPU, a test", static_cast<size_t>(size));
     return kSuccess;
 }
-FAKE_CUDA int cuDeviceGetAttribute(int *value, int, int)
+FAKE_CUDA int cuDeviceGetAttribute(int *value, int attribute, int)
 {
     *value = kMultiprocessors;
-    return kSuccess;
+    return attribute == kMultiprocessorCount ? kSuccess : kInvalidValue;
 }
 FAKE_CUDA int cuDevicePrimaryCtxRetain(void **context, int)
 {

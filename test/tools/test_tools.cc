@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The parts that all benchmarks share: sizes, statistics, rounding to bf16, data sets, JSON rows.
 #include "tools/bench_json.h"
+#include "tools/block_hashes.h"
+#include "tools/child_process.h"
 #include "tools/data_set.h"
 #include "tools/error.h"
 #include "tools/oob_channel.h"
+#include "tools/p2p_setup.h"
+#include "tools/run_folder.h"
 #include "tools/safetensors.h"
 #include "tools/stats.h"
 #include "tools/units.h"
+#include "tools/zip_log.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <bit>
 #include <cmath>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -20,6 +26,7 @@
 #include <fstream>
 #include <limits>
 #include <string>
+#include <sys/socket.h>
 #include <unistd.h>
 #include <vector>
 
@@ -251,6 +258,210 @@ TEST(BenchJson, an_unwritable_file_is_an_error)
 {
     EXPECT_THROW(tools::check_json_writable("/no/such/folder/x.json"), Error);
     EXPECT_THROW(tools::write_bench_json("/no/such/folder/x.json", "test", {}), Error);
+}
+
+TEST(BlockHashes, one_changed_bit_is_found_in_its_block)
+{
+    std::vector<std::byte> data(3 * tools::kHashBlock + 100);
+    for (size_t i = 0; i < data.size(); ++i) {
+        data[i] = static_cast<std::byte>(i * 7 >> 3);
+    }
+    const auto sent = tools::hash_blocks(data.data(), data.size());
+    ASSERT_EQ(sent.size(), 4U);
+    EXPECT_FALSE(tools::first_difference(sent, sent));
+    EXPECT_EQ(tools::hashes_from_bytes(tools::hashes_to_bytes(sent)), sent);
+    for (const size_t at : {size_t{0}, static_cast<size_t>(tools::kHashBlock) - 1,
+                            static_cast<size_t>(tools::kHashBlock), data.size() - 1}) {
+        data[at] ^= std::byte{0x10};
+        EXPECT_EQ(tools::first_difference(sent, tools::hash_blocks(data.data(), data.size())),
+                  at / tools::kHashBlock);
+        data[at] ^= std::byte{0x10};
+    }
+    EXPECT_TRUE(tools::hash_blocks(data.data(), 0).empty());
+}
+
+TEST(BlockHashes, a_list_that_ends_early_differs_there)
+{
+    const std::vector<tools::Hash128> two = {{1, 2}, {3, 4}};
+    EXPECT_EQ(tools::first_difference(two, {{1, 2}}), 1U);
+    EXPECT_EQ(tools::first_difference({}, two), 0U);
+    EXPECT_EQ(tools::hashes_from_bytes(tools::hashes_to_bytes(two) + "rest"), two);
+}
+
+TEST(BlockHashes, a_block_says_where_it_differs_and_how_much)
+{
+    EXPECT_FALSE(tools::compare_block("same", "same"));
+    const auto difference = tools::compare_block("abcdef", "abXdeY");
+    ASSERT_TRUE(difference);
+    EXPECT_EQ(difference->offset, 2U);
+    EXPECT_EQ(difference->bytes, 2U);
+    EXPECT_EQ(difference->sent, static_cast<unsigned>('c'));
+    EXPECT_EQ(difference->got, static_cast<unsigned>('X'));
+    EXPECT_EQ(tools::compare_block("abc", "ab")->offset, 2U);
+}
+
+// A line as the plugin logs it.
+std::string zip_line(unsigned long puts, unsigned long put_bytes, unsigned long wire,
+                     unsigned long sent, unsigned long received, unsigned long got,
+                     unsigned long straight)
+{
+    return "[1.5] [host:1:0] zip_iface.cc:453 UCX  INFO  zip/tcp: sent " + std::to_string(puts) +
+           " puts, " + std::to_string(put_bytes) + " bytes as " + std::to_string(wire) + " in " +
+           std::to_string(sent) + " segments (0 of them uncompressed); received 5 bytes in " +
+           std::to_string(received) + " segments, refused 0; got 1 gets, " + std::to_string(got) +
+           " bytes; " + std::to_string(straight) +
+           " bytes straight; registered below 1 times, at most 4096 bytes\n";
+}
+
+TEST(ZipLog, interfaces_of_both_sides_are_added_up)
+{
+    const auto counters = tools::parse_zip_log(
+            "inter-node cfg#0 tag(tcp/lo zip/lo) sent nothing\n" +
+            zip_line(2, 1000, 600, 4, 3, 0, 100) + zip_line(0, 0, 250, 3, 4, 500, 0));
+    ASSERT_TRUE(counters);
+    EXPECT_EQ(counters->taken, 1500U);
+    EXPECT_EQ(counters->on_wire, 950U);
+    EXPECT_DOUBLE_EQ(tools::ratio_of(*counters, 1500), 950.0 / 1500);
+    EXPECT_DOUBLE_EQ(tools::ratio_of(*counters, 2000), 1450.0 / 2000) << "the rest as it was";
+}
+
+TEST(ZipLog, what_is_incomplete_gives_no_ratio)
+{
+    EXPECT_FALSE(tools::parse_zip_log(""));
+    EXPECT_FALSE(tools::parse_zip_log("zip/tcp: sent 1 puts, 2 bytes\n"));
+    EXPECT_FALSE(tools::parse_zip_log(zip_line(0, 0, 0, 0, 4, 500, 0))) << "who sent these?";
+}
+
+std::string value_of(const std::vector<std::string> &environment, const std::string &name)
+{
+    std::string found = "(unset)";
+    for (const std::string &variable : environment) {
+        if (variable.rfind(name + "=", 0) == 0) {
+            EXPECT_EQ(found, "(unset)") << name << " twice";
+            found = variable.substr(name.size() + 1);
+        }
+    }
+    return found;
+}
+
+TEST(P2pSetup, ucx_knows_nothing_of_the_plugin)
+{
+    tools::P2pOptions options;
+    options.to_memory = options.memory;
+    options.strategies = {"ucx"};
+    const tools::P2pWire wire = tools::p2p_wires(options).at(0);
+    const auto variants = tools::p2p_variants(options, wire);
+    ASSERT_EQ(variants.size(), 1U);
+    const auto environment =
+            tools::p2p_environment({"PATH=/bin", "UCX_PLUGIN_PATH=/x", "UCX_TLS=zip,tcp",
+                                    "UCX_ZIP_BYPASS=never", "UCX_NET_DEVICES=eth0", "UCX_A=1"},
+                                   variants[0].env, variants[0].zip);
+    EXPECT_EQ(value_of(environment, "PATH"), "/bin");
+    EXPECT_EQ(value_of(environment, "UCX_PLUGIN_PATH"), "(unset)");
+    EXPECT_EQ(value_of(environment, "UCX_ZIP_BYPASS"), "(unset)");
+    EXPECT_EQ(value_of(environment, "UCX_TLS"), "tcp");
+    EXPECT_EQ(value_of(environment, "UCX_NET_DEVICES"), "lo");
+    EXPECT_EQ(value_of(environment, "UCX_A"), "1");
+}
+
+TEST(P2pSetup, strategies_are_sets_of_variables)
+{
+    const tools::RunFolder folder;
+    std::ofstream(folder.file("libuct_zip.so")) << "";
+    std::ofstream(folder.file("verbs.so")) << "";
+    tools::P2pOptions options;
+    options.memory = "cuda";
+    options.to_memory = "host";
+    options.plugin = folder.path();
+    options.verbs = folder.file("verbs.so");
+    options.wires = {"rc"};
+    options.wire_gbps = {"12.5", "50"};
+    options.strategies = {"ucx", "plain", "auto", "mine"};
+    options.env = {"UCX_ZIP_BYPASS=never", "SWVERBS_CHUNK=1m"};
+    options.env_of = {"mine:UCX_ZIP_STRATEGY=own", "mine:UCX_ZIP_BYPASS=", "mine:LD_PRELOAD=x.so"};
+    const auto wires = tools::p2p_wires(options);
+    ASSERT_EQ(wires.size(), 2U);
+    EXPECT_EQ(wires[1].name, "rc emulated 50 GB/s");
+    const auto variants = tools::p2p_variants(options, wires[0]);
+    ASSERT_EQ(variants.size(), 6U) << "ucx with three schemes of rendezvous, and the others";
+    const auto env = [&variants](size_t i) {
+        return tools::p2p_environment({}, variants[i].env, variants[i].zip);
+    };
+    EXPECT_EQ(variants[1].setting, "put_zcopy");
+    EXPECT_EQ(value_of(env(0), "UCX_RNDV_SCHEME"), "(unset)");
+    EXPECT_EQ(value_of(env(1), "UCX_RNDV_SCHEME"), "put_zcopy");
+    EXPECT_EQ(value_of(env(1), "UCX_TLS"), "rc_verbs,ud_verbs,cuda_copy");
+    EXPECT_EQ(value_of(env(1), "SWVERBS_GBPS"), "12.5");
+    EXPECT_EQ(value_of(env(1), "SWVERBS_CHUNK"), "1m");
+    EXPECT_EQ(value_of(env(3), "UCX_TLS"), "zip,rc_verbs,ud_verbs,cuda_copy");
+    EXPECT_EQ(value_of(env(3), "UCX_ZIP_STRATEGY"), "plain");
+    EXPECT_EQ(value_of(env(3), "UCX_ZIP_MEM_TYPES"), "host,cuda");
+    EXPECT_EQ(value_of(env(3), "UCX_ZIP_BYPASS"), "never");
+    EXPECT_EQ(value_of(env(4), "UCX_ZIP_STRATEGY"), "(unset)");
+    EXPECT_EQ(value_of(env(5), "UCX_ZIP_STRATEGY"), "own");
+    EXPECT_EQ(value_of(env(5), "UCX_ZIP_BYPASS"), "(unset)");
+    const std::string preload = value_of(env(5), "LD_PRELOAD");
+    EXPECT_EQ(preload.substr(preload.rfind(':')), ":x.so");
+    EXPECT_NE(preload.find("verbs.so:"), std::string::npos);
+}
+
+TEST(ChildProcess, has_its_own_environment_descriptors_and_log)
+{
+    const tools::RunFolder folder;
+    int ends[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    {
+        tools::ChildProcess child({{"/bin/sh", "-c", "echo $A; echo over >&3; exit 7"},
+                                   {"A=value of a"},
+                                   {ends[1]},
+                                   folder.file("log")});
+        EXPECT_TRUE(child.wait(10));
+        EXPECT_FALSE(child.ended_well());
+        EXPECT_EQ(child.how_it_ended(), "ended with status 7");
+    }
+    std::string line;
+    std::ifstream log(folder.file("log"));
+    std::getline(log, line);
+    EXPECT_EQ(line, "value of a");
+    char text[8] = {};
+    EXPECT_EQ(read(ends[0], text, sizeof(text)), 5);
+    EXPECT_STREQ(text, "over\n");
+    close(ends[0]);
+    close(ends[1]);
+}
+
+TEST(ChildProcess, never_outlives_its_object)
+{
+    const tools::RunFolder folder;
+    pid_t pid = 0;
+    {
+        const tools::ChildProcess deaf(
+                {{"/bin/sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"},
+                 {"PATH=/bin:/usr/bin"},
+                 {},
+                 folder.file("log")});
+        pid = deaf.pid();
+        EXPECT_EQ(kill(pid, 0), 0);
+        usleep(100000);
+    }
+    EXPECT_NE(kill(pid, 0), 0);
+    tools::ChildProcess missing({{"/no/such/program"}, {}, {}, folder.file("log")});
+    EXPECT_TRUE(missing.wait(10));
+    EXPECT_EQ(missing.how_it_ended(), "ended with status 127");
+}
+
+TEST(RunFolder, goes_with_all_that_is_in_it)
+{
+    std::string path;
+    {
+        const tools::RunFolder folder;
+        path = folder.path();
+        std::ofstream(folder.file("x")) << "y";
+        EXPECT_EQ(access(folder.file("x").c_str(), F_OK), 0);
+        const tools::RunFolder kept(path + "/kept");
+        EXPECT_EQ(access((path + "/kept").c_str(), F_OK), 0);
+    }
+    EXPECT_NE(access(path.c_str(), F_OK), 0);
 }
 
 } // namespace
