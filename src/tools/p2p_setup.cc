@@ -27,7 +27,7 @@ constexpr std::array<std::pair<const char *, const char *>, 7> kZipStrategies = 
          {"chunked", "chunked"},
          {"split-send", "split-send"},
          {"streaming", "streaming"},
-         {"ends", "ends"},
+         {"ends", "auto"},
          {"auto", ""}}};
 
 // UCX's ways of a rendezvous over a card that registers the memory: which is best depends on size
@@ -257,6 +257,8 @@ std::vector<P2pVariant> p2p_variants(const P2pOptions &options, const P2pWire &w
         variant.env["UCX_LOG_LEVEL"] = "info";
         if (known != kZipStrategies.end() && *known->second != '\0') {
             variant.env["UCX_ZIP_STRATEGY"] = known->second;
+            // Only the plugin's own choice may leave things uncompressed.
+            variant.env.try_emplace("UCX_ZIP_BYPASS", "never");
         }
         add(std::move(variant));
     }
