@@ -540,17 +540,19 @@ API int ibv_query_port(ibv_context *context, uint8_t number, _compat_ibv_port_at
     attr->lid = settings().ethernet ? 0 : static_cast<uint16_t>(port_of(context).lid.load());
     attr->sm_lid = settings().ethernet ? 0 : 0xbfff;
     attr->max_vl_num = 1;
-    // The slowest standard rate that is not below SWVERBS_GBPS: UCX plans by it. Codes of SDR, DDR,
-    // QDR, FDR, EDR, HDR, NDR over four lanes, then NDR over eight and twelve.
+    // The slowest standard rate whose name is not below SWVERBS_GBPS (EDR, "100 Gb/s", for 12.5, of
+    // which its coding leaves 12.13): UCX plans by it. Codes of SDR, DDR, QDR, FDR, EDR, HDR, NDR
+    // over four lanes, then NDR over eight and twelve.
     static constexpr struct {
         double gbps;
         uint8_t width, speed;
     } rates[] = {{1, 2, 1},      {2, 2, 2},       {4, 2, 4},       {6.82, 2, 16}, {12.13, 2, 32},
                  {24.25, 2, 64}, {48.49, 2, 128}, {96.97, 4, 128}, {1e9, 8, 128}};
+    constexpr double kNameToRate = 66.0 / 64;
     constexpr double kUnpaced = 12; // about what two processors copy
     const double wanted = settings().gbps > 0 ? settings().gbps : kUnpaced;
     for (const auto &rate : rates) {
-        if (wanted <= rate.gbps) {
+        if (wanted <= rate.gbps * kNameToRate) {
             attr->active_width = rate.width;
             attr->active_speed = rate.speed;
             break;

@@ -213,7 +213,7 @@ void Ep::launch_decodes()
         side.items.clear();
         auto end = first;
         for (; end != arrivals.end() && side.items.size() < side.decoder->room() &&
-               side.items.size() < GpuQueue::MAX_BATCH;
+               side.items.size() < ZIP_GPU_INLINE_ITEMS;
              ++end) {
             const wire::Segment &segment = end->segment;
             if (!waits(*end) || wire::ring_of(segment.slot) != ring) {

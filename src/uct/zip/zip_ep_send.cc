@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 namespace zip {
@@ -538,6 +539,41 @@ ucs_status_t Ep::encode_on_host(const Source &source, Sending &to, Side &side, s
     return UCS_OK;
 }
 
+// Adds a chunk to a launch: to the last item where it follows that in both memories, so that a
+// launch has few items. False: it would have more than need no copy.
+static bool add_chunk(std::vector<zip_gpu_item_t> &items, zip_coding_t coding, const char *data,
+                      size_t length, char *output, size_t bound)
+{
+    if (!items.empty()) {
+        zip_gpu_item_t &last = items.back();
+        const size_t each = last.chunk_length == 0 ? last.data_size : last.chunk_length;
+        const size_t chunks = last.data_size / each;
+        const auto *first = static_cast<char *>(last.chunks);
+        const auto stride = static_cast<size_t>(output - first) / chunks;
+        if (output > first && each % SEGMENT_ALIGNMENT == 0 && length <= each &&
+            last.data_size % each == 0 && static_cast<char *>(last.data) + last.data_size == data &&
+            (chunks == 1 ? stride % SEGMENT_ALIGNMENT == 0 && stride >= last.last_room
+                         : last.chunk_stride * chunks == static_cast<size_t>(output - first))) {
+            last.chunk_length = each;
+            last.chunk_stride = stride;
+            last.data_size += length;
+            last.last_room = bound;
+            return true;
+        }
+    }
+    if (items.size() == ZIP_GPU_INLINE_ITEMS) {
+        return false;
+    }
+    zip_gpu_item_t item = {};
+    item.coding = coding;
+    item.data = const_cast<char *>(data);
+    item.data_size = length;
+    item.chunks = output;
+    item.last_room = bound;
+    items.push_back(item);
+    return true;
+}
+
 // One launch for as many pieces as there is room for.
 ucs_status_t Ep::encode_on_gpu(const Source &source, Sending &to, Side &side, size_t length)
 {
@@ -570,13 +606,10 @@ ucs_status_t Ep::encode_on_gpu(const Source &source, Sending &to, Side &side, si
         piece.data = output;
         piece.fixed = plan.fixed;
         piece.stage = Piece::Stage::ENCODING;
-        zip_gpu_item_t item = {};
-        item.coding = source.coding;
-        item.data = const_cast<char *>(source.data + done);
-        item.data_size = part;
-        item.chunks = output;
-        item.last_room = plan.bound;
-        items.push_back(item);
+        if (!add_chunk(items, source.coding, source.data + done, part, output, plan.bound)) {
+            drop_piece(piece);
+            break;
+        }
         fresh.push_back(std::move(piece));
         done += part;
     }
@@ -914,7 +947,7 @@ Tracked *Ep::piece_sent()
     }
     Tracked &put = *piece.owner;
     put.sent += segment.length;
-    put.encoded += segment.encoded_length;
+    put.encoded += segment.slot != wire::Segment::PLACED ? segment.encoded_length : 0;
     if (put.sent < put.what.length) {
         return nullptr;
     }
@@ -1317,6 +1350,10 @@ bool Ep::take_credits(const wire::Slots &slots)
             return false;
         }
         to->second.credits.push_back(slot);
+    }
+    // The lowest goes first: neighbours are encoded as one.
+    for (auto &[ring, to] : sending) {
+        std::sort(to.credits.begin(), to.credits.end(), std::greater<>());
     }
     return true;
 }

@@ -89,10 +89,7 @@ std::unique_ptr<GpuQueue> GpuQueue::create(Gpu *gpu)
     queue->words_ = static_cast<uint64_t *>(queue->pinned_);
     std::fill_n(queue->words_, WORDS, 0);
     queue->probes_ = reinterpret_cast<zip_probe_t *>(queue->words_ + WORDS);
-    queue->free_.reserve(WORDS);
-    for (uint32_t i = WORDS; i-- > 0;) {
-        queue->free_.push_back(i);
-    }
+    queue->taken_.resize(WORDS);
     return queue;
 }
 
@@ -106,17 +103,31 @@ GpuQueue::~GpuQueue()
     }
 }
 
-GpuQueue::Ticket GpuQueue::take()
+// `count` words that are neighbours.
+bool GpuQueue::take(uint32_t count, uint32_t &first)
 {
-    const Ticket ticket = {this, free_.back(), sequence_};
-    free_.pop_back();
-    __atomic_store_n(&words_[ticket.word], 0, __ATOMIC_RELEASE);
-    return ticket;
+    uint32_t run = 0;
+    for (uint32_t i = 0; i < WORDS; ++i) {
+        run = taken_[i] ? 0 : run + 1;
+        if (run < count) {
+            continue;
+        }
+        first = i + 1 - count;
+        for (uint32_t k = first; k <= i; ++k) {
+            taken_[k] = true;
+            __atomic_store_n(&words_[k], 0, __ATOMIC_RELEASE);
+        }
+        used_ += count;
+        return true;
+    }
+    status_ = ZIP_ERR_NO_SPACE;
+    return false;
 }
 
 void GpuQueue::release(Ticket &ticket)
 {
-    free_.push_back(ticket.word);
+    taken_[ticket.word] = false;
+    --used_;
     ticket = {};
 }
 
@@ -125,19 +136,29 @@ bool GpuQueue::launch(Launch call, std::vector<zip_gpu_item_t> &items, uint32_t 
 {
     sequence_ = static_cast<uint16_t>(sequence_ == UINT16_MAX ? 1 : sequence_ + 1);
     tickets.clear();
-    for (zip_gpu_item_t &item : items) {
-        tickets.push_back(take());
-        item.progress = &words_[tickets.back().word];
+    bool ok = true;
+    for (size_t i = 0; ok && i < items.size(); ++i) {
+        zip_gpu_item_t &item = items[i];
+        const auto chunks = static_cast<uint32_t>(
+                item.chunk_length == 0
+                        ? 1
+                        : (item.data_size + item.chunk_length - 1) / item.chunk_length);
+        uint32_t first = 0;
+        ok = take(chunks, first);
+        for (uint32_t k = 0; ok && k < chunks; ++k) {
+            tickets.push_back({this, first + k, sequence_});
+        }
+        item.progress = &words_[first];
     }
-    status_ = call(queue_, items.data(), items.size(), {max_sms, sequence_});
-    if (status_ == ZIP_OK) {
-        return true;
+    if (ok) {
+        status_ = call(queue_, items.data(), items.size(), {max_sms, sequence_});
+        ok = status_ == ZIP_OK;
     }
-    while (!tickets.empty()) {
+    while (!ok && !tickets.empty()) {
         release(tickets.back());
         tickets.pop_back();
     }
-    return false;
+    return ok;
 }
 
 bool GpuQueue::encode(std::vector<zip_gpu_item_t> &items, uint32_t max_sms,
@@ -155,7 +176,11 @@ bool GpuQueue::decode(std::vector<zip_gpu_item_t> &items, uint32_t max_sms,
 bool GpuQueue::probe(const void *data, size_t length, Ticket &ticket)
 {
     sequence_ = static_cast<uint16_t>(sequence_ == UINT16_MAX ? 1 : sequence_ + 1);
-    ticket = take();
+    uint32_t word = 0;
+    if (!take(1, word)) {
+        return false;
+    }
+    ticket = {this, word, sequence_};
     zip_gpu_item_t item = {};
     item.coding = {ZIP_DTYPE_AUTO, ZIP_SHAPE_DEFAULT, 0};
     item.data = const_cast<void *>(data);

@@ -46,7 +46,7 @@ private:
 // A stream, and the words by which its kernels say that they are done. One thread at a time.
 class GpuQueue {
 public:
-    static constexpr uint32_t MAX_BATCH = 64; // items of a launch
+    static constexpr uint32_t MAX_BATCH = 64; // chunks of a launch
     static constexpr uint32_t WORDS = 256;    // of what is under way
 
     // A piece of work that is under way. Of none: `queue` is NULL.
@@ -64,12 +64,12 @@ public:
     GpuQueue(const GpuQueue &) = delete;
     GpuQueue &operator=(const GpuQueue &) = delete;
 
-    // How many items could be put on it now.
-    uint32_t room() const { return static_cast<uint32_t>(free_.size()); }
+    // How many chunks could be put on it now.
+    uint32_t room() const { return WORDS - used_; }
 
-    // Put `count` items, at most room(), on the stream and return a ticket for each; their progress
-    // words are set here. False: NO_SPACE is worth another try, with anything else the queue has
-    // failed.
+    // Put items with at most room() chunks on the stream and return a ticket for each chunk; their
+    // progress words are set here. False: if is_full() another try is worth while, otherwise the
+    // queue has failed, or an item is wrong.
     bool encode(std::vector<zip_gpu_item_t> &items, uint32_t max_sms, std::vector<Ticket> &tickets);
     bool decode(std::vector<zip_gpu_item_t> &items, uint32_t max_sms, std::vector<Ticket> &tickets);
     // What the probe finds is in `probed` when the ticket is done. room() must be at least 1.
@@ -96,7 +96,7 @@ private:
                                     zip_gpu_launch_t);
     bool launch(Launch call, std::vector<zip_gpu_item_t> &items, uint32_t max_sms,
                 std::vector<Ticket> &tickets);
-    Ticket take();
+    bool take(uint32_t count, uint32_t &first);
     void release(Ticket &ticket);
 
     Gpu *gpu_;
@@ -104,7 +104,8 @@ private:
     void *pinned_ = nullptr;
     uint64_t *words_ = nullptr;     // WORDS of them, in pinned memory, as the next
     zip_probe_t *probes_ = nullptr; // likewise
-    std::vector<uint32_t> free_;
+    std::vector<bool> taken_; // of the words
+    uint32_t used_ = 0;
     uint16_t sequence_ = 0;
     uint32_t polls_ = 0; // in a row that found nothing
     zip_status_t status_ = ZIP_OK;

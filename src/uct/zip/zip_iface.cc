@@ -220,7 +220,7 @@ double priced_overhead(const Iface *iface, double told_ratio, size_t size)
 size_t least_size(const Iface *iface, bool host, int operation)
 {
     // A GPU's encoder and decoder take as long to start and to end as the wire needs for this.
-    constexpr double GPU_SECONDS = 80e-6;
+    constexpr double GPU_SECONDS = 60e-6;
     // The processor's, and the messages before and after, for this. Seen over an emulated card on
     // 16 cores: 128 KiB lost 7% at 1 GB/s, and 256 KiB at 2 GB/s. Over tcp the alternative is
     // slower, and what UCX believes of the wire is often more than that is.
@@ -568,10 +568,12 @@ ucs_status_t open_lower(Iface *iface, const uct_iface_params_t *params)
                   connect_option_names[iface->options.connect]);
         return UCS_ERR_UNSUPPORTED;
     }
-    // UCT says so of rc; of tcp, and of memory that is mapped here, it is known.
+    // UCT says so of some; of tcp, of a queue pair of InfiniBand's reliable connection (where nobody
+    // asked for another order), and of memory that is mapped here, it is known.
     iface->puts_are_ordered = static_cast<OrderOption>(iface->options.order) == OrderOption::AUTO &&
                               ((attr.cap.flags & UCT_IFACE_FLAG_PUT_AM_ORDER) != 0 ||
-                               iface->md->transport == "tcp" || iface->md->lower_rkey_ptr);
+                               iface->md->transport == "tcp" ||
+                               iface->md->transport == "rc_verbs" || iface->md->lower_rkey_ptr);
     iface->lower_connects_to_ep = to_ep && wish != ConnectOption::IFACE;
     iface->inline_max = std::min(attr.cap.am.max_bcopy - sizeof(wire::Segment), MAX_INLINE);
 

@@ -5,8 +5,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <new>
 
 namespace zip {
@@ -248,6 +250,11 @@ SlotPool::SlotPool(std::unique_ptr<StagingMemory> memory, size_t slot_size, uint
     for (uint32_t i = count; i-- > 0;) {
         free_.push_back(i);
     }
+}
+
+void SlotPool::give_back(uint32_t index)
+{
+    free_.insert(std::lower_bound(free_.begin(), free_.end(), index, std::greater<>()), index);
 }
 
 bool SlotPool::take(uint32_t &index)

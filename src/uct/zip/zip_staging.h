@@ -59,14 +59,15 @@ public:
     StagingMemory &memory() { return *memory_; }
     char *slot(uint32_t index) { return memory_->address() + index * slot_size_; }
 
+    // The lowest one that is free, so that those taken one after the other are neighbours.
     bool take(uint32_t &index);
-    void give_back(uint32_t index) { free_.push_back(index); }
+    void give_back(uint32_t index);
 
 private:
     std::unique_ptr<StagingMemory> memory_;
     size_t slot_size_;
     uint32_t count_;
-    std::vector<uint32_t> free_;
+    std::vector<uint32_t> free_; // descending
 };
 
 // Name of this process for its peers, and whether a process so named may still run: true also where
