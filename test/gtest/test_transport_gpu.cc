@@ -137,9 +137,9 @@ const char *emulated_library()
 
 Machine &Machine::get()
 {
-    static Machine *const machine = emulated_library() != nullptr
-                                            ? static_cast<Machine *>(new Emulated(emulated_library()))
-                                            : new Cuda;
+    static Machine *const machine =
+            emulated_library() != nullptr ? static_cast<Machine *>(new Emulated(emulated_library()))
+                                          : new Cuda;
     return *machine;
 }
 
@@ -263,8 +263,7 @@ std::vector<Case> cases()
 // What a user sets, and what the tests need; `more` goes before it.
 Env environment(const Env &wire, const Env &more = {})
 {
-    Env env = more + wire +
-              Env{{"UCX_ZIP_MEM_TYPES", "cuda,host"}, {"UCX_ZIP_BYPASS", "never"}};
+    Env env = more + wire + Env{{"UCX_ZIP_MEM_TYPES", "cuda,host"}, {"UCX_ZIP_BYPASS", "never"}};
     if (emulated_library() != nullptr) {
         // nothing else copies its memory
         env = env + Env{{"UCX_ZIP_GPU_CODEC", emulated_library()},
@@ -535,9 +534,9 @@ TEST_P(EmulatedOnly, AGpuThatFailsIsAnErrorAtBothEnds)
     for (const unsigned part : {0u, 1u}) {
         for (const char *fault : {"launch@1", "launch@3", "device@1", "device@2", "alloc@1"}) {
             SCOPED_TRACE(std::string(fault) + " in " + std::to_string(part));
-            Processes pair(environment(GetParam().second + PEER_ERRORS,
-                                       {{"UCX_ZIP_GPU_SEG_SIZE", "300k"},
-                                        {"UCX_ZIP_DTYPE", "bf16"}}));
+            Processes pair(
+                    environment(GetParam().second + PEER_ERRORS,
+                                {{"UCX_ZIP_GPU_SEG_SIZE", "300k"}, {"UCX_ZIP_DTYPE", "bf16"}}));
             pair.env(part)["ZIP_EMULATED_FAIL"] = fault;
             pair.timeout(100);
             const auto both = [&](bool sends, Channel &channel) {
@@ -548,7 +547,8 @@ TEST_P(EmulatedOnly, AGpuThatFailsIsAnErrorAtBothEnds)
                 memory.put(Data::BF16, 1);
                 ucs_status_t status = UCS_OK;
                 for (unsigned i = 0; i < 4 && status == UCS_OK; ++i) {
-                    status = worker.wait(sends ? send(peer, memory, i) : receive(worker, memory, i));
+                    status =
+                            worker.wait(sends ? send(peer, memory, i) : receive(worker, memory, i));
                     if (!sends && peer->error != UCS_OK) {
                         break;
                     }

@@ -20,6 +20,7 @@ constexpr unsigned MAX_DOUBLINGS = 16;
 constexpr double TRIAL_COST = 0.004;  // of the time, for each way
 constexpr unsigned MIN_INTERVAL = 32; // operations between two phases
 constexpr unsigned FIRST_PHASES = 4;  // of each way, whatever they cost: what starts is slow
+constexpr double WORTH = 1.05; // times as fast as straight, because coding takes the processor
 constexpr double OUTLIER = 3;  // times as slow as usual: no slower counts, whatever held it up
 
 size_t index(Way way)
@@ -146,7 +147,7 @@ Way Bypass::choose(size_t length, double ratio)
     const bool known = rates_of(length, ratio, rates);
     Way way = expected(ratio);
     if (known) {
-        way = rates[index(Way::CODED)] > worth_ * rates[index(Way::STRAIGHT)] ? Way::CODED
+        way = rates[index(Way::CODED)] > WORTH * rates[index(Way::STRAIGHT)] ? Way::CODED
                                                                              : Way::STRAIGHT;
     }
     if (learning_) {
@@ -203,6 +204,68 @@ void Bypass::drop(Way way, double now)
 {
     outstanding_[index(way)] -= outstanding_[index(way)] > 0;
     last_end_[index(way)] = now;
+}
+
+// ---- of GPU memory
+
+namespace {
+
+// Measured with plain ends (doc/performance.md): what an operation takes beside the wire's time.
+constexpr double STRAIGHT_SECONDS = 10e-6, CODED_SECONDS = 32e-6;
+constexpr double LONG_ENOUGH = 100e-6; // to tell the wire's speed from
+constexpr double NEW_PART = 0.25;      // of a mean, that the last value is
+constexpr double LOSS = 0.02;          // of coding, from which on it pauses
+constexpr double MAX_LOSS = 0.25;      // that one operation tells, whatever held it up
+constexpr unsigned LOSSES = 4;         // measured ones
+constexpr unsigned PAUSE = 64;         // operations, then twice as many
+constexpr unsigned MAX_PAUSE_DOUBLINGS = 6;
+
+} // namespace
+
+double GpuBypass::straight_seconds(double bytes) const
+{
+    return STRAIGHT_SECONDS + bytes / wire_;
+}
+
+Way GpuBypass::choose(size_t length, double ratio, size_t queued)
+{
+    if (wire_ <= 0) {
+        return Way::CODED;
+    }
+    // What is queued before it hides the start, what comes after it the end.
+    const double bytes = static_cast<double>(length) + static_cast<double>(queued);
+    if (CODED_SECONDS + ratio * bytes / wire_ >= straight_seconds(bytes)) {
+        return Way::STRAIGHT;
+    }
+    Cell &cell = cells_[size_class(length, SIZE_CLASSES)];
+    if (cell.pause > 0) {
+        --cell.pause;
+        return Way::STRAIGHT;
+    }
+    return Way::CODED;
+}
+
+void GpuBypass::end(Way way, size_t length, double ratio, double seconds)
+{
+    const auto bytes = static_cast<double>(length);
+    const double beside = way == Way::CODED ? CODED_SECONDS : STRAIGHT_SECONDS;
+    const double on_wire = (way == Way::CODED ? ratio : 1.0) * bytes;
+    // Of a coded operation the wire may have had to wait for the GPU.
+    const double seen = seconds - beside > LONG_ENOUGH ? on_wire / (seconds - beside) : wire_;
+    if (way == Way::STRAIGHT || seen > wire_) {
+        wire_ += NEW_PART * (seen - wire_);
+    }
+    if (way != Way::CODED || !std::exchange(has_coded_, true)) {
+        return; // the first one pays for staging memory
+    }
+    Cell &cell = cells_[size_class(length, SIZE_CLASSES)];
+    const double lost = std::min(seconds / straight_seconds(bytes) - 1, MAX_LOSS);
+    cell.lost += (cell.count == 0 ? 1.0 : NEW_PART) * (lost - cell.lost);
+    if (++cell.count >= LOSSES && cell.lost > LOSS) {
+        cell.pause = PAUSE << std::min(cell.pauses, MAX_PAUSE_DOUBLINGS);
+        ++cell.pauses;
+        cell.count = 0;
+    }
 }
 
 } // namespace zip

@@ -26,12 +26,8 @@ enum class Way : uint8_t {
 class Bypass {
 public:
     // What is known before anything was measured, in bytes a second; 0: nothing. `wire`: the
-    // transport below; `codec`: the slower of encoding and decoding. Coding has to be `worth` times
-    // as fast: it takes the processor.
-    Bypass(double wire, double codec, double worth = 1.05)
-        : wire_(wire), codec_(codec), worth_(worth)
-    {
-    }
+    // transport below; `codec`: the slower of encoding and decoding.
+    Bypass(double wire, double codec) : wire_(wire), codec_(codec) {}
 
     // The way for `length` bytes that the probe expects to shrink to `ratio` times that. end() or
     // drop() must follow.
@@ -77,7 +73,7 @@ private:
     void start_phase(Way way);
     bool may_start_phase(Way way) const;
 
-    double wire_, codec_, worth_;
+    double wire_, codec_;
     std::array<std::array<Cell, SIZE_CLASSES>, RATIO_CLASSES> cells_;
 
     bool learning_ = true;
@@ -94,6 +90,39 @@ private:
     std::array<unsigned, WAYS> outstanding_ = {};
     std::array<double, WAYS> last_end_ = {};
     std::array<Batch, WAYS> batches_;
+};
+
+// The same for GPU memory. A GPU codes faster than any wire, but takes time to start and to end, so
+// that what is worth coding follows from the wire's speed: known before anything was measured, and
+// corrected by what is. Nothing is tried for the sake of trying.
+class GpuBypass {
+public:
+    // `wire`: bytes a second that UCX believes of the transport below.
+    explicit GpuBypass(double wire) : wire_(wire) {}
+
+    // The way for `length` bytes that shrink to `ratio` times that, while `queued` bytes of other
+    // operations are under way.
+    Way choose(size_t length, double ratio, size_t queued);
+
+    // An operation that had the wire to itself took `seconds`.
+    void end(Way way, size_t length, double ratio, double seconds);
+
+    double wire() const { return wire_; }
+
+private:
+    static constexpr unsigned SIZE_CLASSES = 16;
+    struct Cell {
+        double lost = 0;     // of coding's time, against what is expected of straight; a mean
+        unsigned count = 0;  // measured
+        unsigned pause = 0;  // operations that go straight before coding is tried again
+        unsigned pauses = 0; // that there were
+    };
+
+    double straight_seconds(double bytes) const;
+
+    double wire_;
+    bool has_coded_ = false;
+    std::array<Cell, SIZE_CLASSES> cells_;
 };
 
 } // namespace zip

@@ -133,11 +133,10 @@ bool Ep::has_work() const
     const auto returns = [this](const auto &entry) {
         return entry.second.recalled && slots_wanted(entry.first) == 0;
     };
-    return connected &&
-           (bye_due || ack_due || !to_decline.empty() || !to_ack.empty() || !arrivals.empty() ||
-            std::any_of(lending.begin(), lending.end(), lends) || can_advance() ||
-            std::any_of(sending.begin(), sending.end(), returns) ||
-            (!pending.empty() && can_accept()));
+    return connected && (bye_due || ack_due || !to_decline.empty() || !to_ack.empty() ||
+                         !arrivals.empty() || std::any_of(lending.begin(), lending.end(), lends) ||
+                         can_advance() || std::any_of(sending.begin(), sending.end(), returns) ||
+                         (!pending.empty() && can_accept()));
 }
 
 bool Ep::waits_for_gpu() const

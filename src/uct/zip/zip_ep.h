@@ -40,10 +40,11 @@ struct Operation {
     Way way = Way::CODED;
     bool chosen = false; // `way`, `coding` and `ratio` are
     zip_coding_t coding = {};
-    float ratio = 1;       // that the probe expects
-    bool measured = false; // the bypass learns from how long it takes
+    float ratio = 1;           // that the probe expects
+    bool measured = false;     // the bypass learns from how long it takes
+    bool alone = true;         // no other was under way when it was posted
     size_t head = 0, tail = 0; // bytes that go plain, of a coded put
-    char *local;           // source of a put, destination of a get
+    char *local;               // source of a put, destination of a get
     size_t length;
     Region *region;   // of `local`, or NULL
     uint64_t address; // in the peer
@@ -66,8 +67,8 @@ struct Operation {
 // An operation that is on its way. They are complete in order.
 struct Tracked {
     Operation what;
-    size_t sent = 0;           // bytes of a coded put
-    uint64_t last_segment = 0; // of it: complete when that is acknowledged
+    size_t sent = 0;                 // bytes of a coded put
+    uint64_t last_segment = 0;       // of it: complete when that is acknowledged
     LowerOperation *plain = nullptr; // what goes plain of it, when all of that is posted
     bool sent_all = false;           // nothing here reads its memory any more
     bool done = false;
@@ -99,8 +100,8 @@ struct Piece {
     size_t put = 0;             // bytes of them that are posted
     Tracked *owner = nullptr;   // the put that it is of; NULL: an answer
     GpuQueue::Ticket ticket = {};
-    size_t fixed = 0;         // encoded bytes before the tail, while ENCODING
-    Region *source = nullptr; // of an answer, while a GPU reads it
+    size_t fixed = 0;            // encoded bytes before the tail, while ENCODING
+    Region *source = nullptr;    // of an answer, while a GPU reads it
     std::vector<char> copy = {}; // of an answer that goes inline: its memory may be deregistered
 };
 // A segment that is in the peer's slot, or on the way there; where the transport below does
@@ -167,19 +168,22 @@ struct Ep {
     std::unordered_map<uint64_t, Remembered> remembered;
     Tracked *current = nullptr; // a coded put that is not all made into pieces
     std::deque<Piece> pieces;
-    unsigned encoding = 0;            // of them
-    GpuQueue::Ticket probe;           // of data that is to be sent
-    const char *probed = nullptr;     // that data
-    unsigned gpu_puts = 0;            // coded ones that are not complete
+    unsigned encoding = 0;          // of them
+    GpuQueue::Ticket probe;         // of data that is to be sent
+    const char *probed = nullptr;   // that data
+    double encoder_seconds = 25e-6; // from a put's start until its first piece is encoded
+    unsigned gpu_puts = 0;          // coded ones that are not complete
     std::deque<Unannounced> unannounced;
     std::deque<uint32_t> in_flight; // slots, or what is instead, of segments not acknowledged
     uint64_t sent_sequence = 0;
     uint64_t acked_sequence = 0;
-    std::map<unsigned, Sending> sending; // by the peer's ring
+    std::map<unsigned, Sending> sending;     // by the peer's ring
     unsigned under_way = 0;                  // operations below that have not ended
     LowerOperation *last_straight = nullptr; // the one that was posted last, while it is under way
     uct_completion_t *canceled = nullptr;    // of a flush that waits for those
-    std::unique_ptr<Bypass> bypass[2][2];    // by Kind, and whether a GPU takes part
+    std::unique_ptr<Bypass> bypass[2];       // by Kind
+    std::unique_ptr<GpuBypass> gpu_bypass;   // of puts and gets
+    size_t bytes_under_way = 0;              // of operations that a GPU takes part in
     std::deque<Flush> flushes;
     std::deque<uct_pending_req_t *> pending;
     bool dispatching = false; // one of those is being tried
@@ -197,9 +201,9 @@ struct Ep {
     uint64_t received_sequence = 0; // of what arrived
     uint64_t decoded_sequence = 0;  // all up to this one are decoded
     std::deque<Arrival> arrivals;
-    unsigned decoding = 0;        // of them, by a GPU
-    std::vector<uint32_t> lent;   // slots that the peer may write
-    std::vector<uint32_t> to_ack; // slots to lend again with the next acknowledgement
+    unsigned decoding = 0;               // of them, by a GPU
+    std::vector<uint32_t> lent;          // slots that the peer may write
+    std::vector<uint32_t> to_ack;        // slots to lend again with the next acknowledgement
     std::map<unsigned, Lending> lending; // by ring
     bool ack_due = false;
     wire::ProcessId peer_process = {};

@@ -36,14 +36,13 @@ void Ep::grant_wanted(unsigned ring)
                "no memory for staging; see UCX_ZIP_STAGING_SIZE and UCX_ZIP_HOST_STAGING_SIZE");
         return;
     }
-    // A peer that is alone may have a quarter of what is free at a time (of a GPU's few slots half),
-    // so that others find some, and never more than a window.
+    // A peer that is alone may have a quarter of what is free at a time (of a GPU's few slots
+    // half), so that others find some, and never more than a window.
     Lending &lends = lending[ring];
     const auto is_its = [ring](uint32_t slot) { return wire::ring_of(slot) == ring; };
-    const auto held =
-            static_cast<size_t>(std::count_if(lent.begin(), lent.end(), is_its) +
-                                std::count_if(to_ack.begin(), to_ack.end(), is_its)) +
-            lends.to_grant.size();
+    const auto held = static_cast<size_t>(std::count_if(lent.begin(), lent.end(), is_its) +
+                                          std::count_if(to_ack.begin(), to_ack.end(), is_its)) +
+                      lends.to_grant.size();
     if (held >= MAX_WINDOW) {
         lends.wanted = 0;
         return;
@@ -99,8 +98,8 @@ void Ep::on_segment(const char *data, size_t length)
         refuse(message.sequence, UCS_ERR_INVALID_PARAM, "segment out of sequence");
         return;
     }
-    const bool in_slot = message.slot != wire::Segment::INLINE &&
-                         message.slot != wire::Segment::PLACED;
+    const bool in_slot =
+            message.slot != wire::Segment::INLINE && message.slot != wire::Segment::PLACED;
     const unsigned ring = in_slot ? wire::ring_of(message.slot) : 0;
     if (in_slot) {
         const auto held = std::find(lent.begin(), lent.end(), message.slot);
@@ -152,8 +151,8 @@ void Ep::on_segment(const char *data, size_t length)
         }
     } else if (ring == 0) {
         status = zip_codec_decode(iface->sides[0]->ring->slot(wire::index_of(message.slot)),
-                                  message.encoded_length,
-                                  reinterpret_cast<void *>(message.address), message.length);
+                                  message.encoded_length, reinterpret_cast<void *>(message.address),
+                                  message.length);
     } else {
         arrival.state = Arrival::State::WAITING;
         arrival.region = region;
@@ -200,8 +199,8 @@ void Ep::launch_decodes()
     const auto waits = [](const Arrival &arrival) {
         return arrival.state == Arrival::State::WAITING;
     };
-    const auto waiting = static_cast<unsigned>(
-            std::count_if(arrivals.begin(), arrivals.end(), waits));
+    const auto waiting =
+            static_cast<unsigned>(std::count_if(arrivals.begin(), arrivals.end(), waits));
     if (waiting == 0 || (decoding > MAX_DECODING && waiting < MAX_DECODING)) {
         return;
     }
@@ -220,8 +219,7 @@ void Ep::launch_decodes()
                 break;
             }
             // It may have been deregistered while it waited.
-            Region *region =
-                    iface->md->pin(segment.region, segment.address, segment.length);
+            Region *region = iface->md->pin(segment.region, segment.address, segment.length);
             if (region == nullptr) {
                 break;
             }

@@ -25,14 +25,12 @@ constexpr float GET_RATIO = 0.7f; // of data that only the peer can look at, and
 constexpr size_t MAX_REMEMBERED = 1024; // regions of a peer, or buffers that were probed
 constexpr unsigned PROBE_USES = 64;     // operations of a buffer, before it is probed again
 constexpr float RATIO_DRIFT = 0.04f;    // from what the probe promised, likewise
-// Plain transfers that the wire ends in less are faster than any encoded ones (doc/performance.md).
-constexpr double GPU_WORTH_SECONDS = 65e-6;
-constexpr double GPU_SPEED = 1e12; // bytes a second: no wire is faster
-constexpr double GPU_WORTH = 1.0;
-// From a put's start until its first piece is encoded; from the arrival of the last piece's message
-// until it is decoded.
-constexpr double ENCODER_SECONDS = 18e-6, DECODER_SECONDS = 14e-6;
-constexpr double MAX_ENDS = 0.75;       // of a put that may go plain
+constexpr double BEST_RATIO = 0.6;      // of any data
+// From the arrival of the last piece's message until it is decoded.
+constexpr double DECODER_SECONDS = 15e-6;
+constexpr double MEAN_PART = 0.1; // of the mean of times, that the last one is
+constexpr double MAX_ENCODER_SECONDS = 60e-6;
+constexpr double MAX_ENDS = 0.75; // of a put that may go plain
 constexpr size_t END_ALIGNMENT = 4096;
 // An encoder that cannot turn back and store lets a chunk grow by so much, and by so small a part.
 constexpr size_t GPU_GROWTH = 4096, GPU_GROWTH_PART = 400;
@@ -99,10 +97,14 @@ bool Ep::choose_way(Operation &operation)
     const bool straight = can_go_straight(operation);
     const BypassOption option = iface->md->bypass;
     const bool plain = by_gpu && iface->strategy() == Strategy::PLAIN;
-    // Encoding and decoding take a GPU as long to start and to end as the wire needs for this.
-    const double wire_seconds = static_cast<double>(operation.length) / iface->lower_bandwidth();
+    if (by_gpu && gpu_bypass == nullptr) {
+        gpu_bypass = std::make_unique<GpuBypass>(iface->lower_bandwidth());
+    }
+    // too small whatever its data are: they need not be looked at
     const bool small = operation.length < iface->options.min_size ||
-                       (by_gpu && straight && wire_seconds < GPU_WORTH_SECONDS);
+                       (by_gpu && straight &&
+                        gpu_bypass->choose(operation.length, BEST_RATIO,
+                                           bytes_under_way - operation.length) == Way::STRAIGHT);
     const bool is_inline = !by_gpu && operation.length <= iface->inline_max;
     operation.ratio = GET_RATIO;
     if (is_put && !is_inline && !plain && option != BypassOption::ALWAYS &&
@@ -132,13 +134,17 @@ bool Ep::choose_way(Operation &operation)
             }
         }
     }
-    auto &chooser = bypass[static_cast<size_t>(operation.kind)][by_gpu];
+    operation.measured = true;
+    if (by_gpu) {
+        operation.way = gpu_bypass->choose(operation.length, static_cast<double>(operation.ratio),
+                                           bytes_under_way - operation.length);
+        return true;
+    }
+    auto &chooser = bypass[static_cast<size_t>(operation.kind)];
     if (chooser == nullptr) {
-        chooser = by_gpu ? std::make_unique<Bypass>(iface->lower_bandwidth(), GPU_SPEED, GPU_WORTH)
-                         : std::make_unique<Bypass>(iface->lower_bandwidth(), codec_speed());
+        chooser = std::make_unique<Bypass>(iface->lower_bandwidth(), codec_speed());
     }
     operation.way = chooser->choose(operation.length, static_cast<double>(operation.ratio));
-    operation.measured = true;
     return true;
 }
 
@@ -229,8 +235,8 @@ void Ep::plan_ends(Operation &put)
         put.coding.dtype == ZIP_DTYPE_BYTES || !can_go_straight(put)) {
         return;
     }
-    const double bandwidth = iface->lower_bandwidth();
-    double head = bandwidth * ENCODER_SECONDS, tail = bandwidth * DECODER_SECONDS;
+    const double bandwidth = gpu_bypass->wire();
+    const double head = bandwidth * encoder_seconds, tail = bandwidth * DECODER_SECONDS;
     const double most = MAX_ENDS * static_cast<double>(put.length);
     const double scale = std::min(1.0, most / (head + tail));
     const size_t begin = round_up(static_cast<size_t>(head * scale), END_ALIGNMENT);
@@ -256,6 +262,12 @@ bool Ep::poll_encoder()
             break; // they are done in order
         }
         --encoding;
+        if (piece.owner != nullptr && piece.owner->sent <= piece.owner->what.head &&
+            piece.owner->what.alone) {
+            // how long the wire would have been idle
+            const double took = seconds(Clock::now()) - seconds(piece.owner->what.since);
+            encoder_seconds += MEAN_PART * (std::min(took, MAX_ENCODER_SECONDS) - encoder_seconds);
+        }
         if (piece.source != nullptr) {
             iface->md->unpin_device(std::exchange(piece.source, nullptr), ticket);
         }
@@ -341,8 +353,8 @@ bool Ep::can_advance() const
     const bool room = in_flight.size() + unannounced.size() < MAX_IN_FLIGHT;
     if (!answers.empty()) {
         const Answer &next = answers.front();
-        const bool fits_message = next.request.to_ring == 0 &&
-                                  next.request.length - next.done <= iface->inline_max;
+        const bool fits_message =
+                next.request.to_ring == 0 && next.request.length - next.done <= iface->inline_max;
         if (room && (!next.chosen || fits_message || has_slot(next.request.to_ring))) {
             return true;
         }
@@ -369,8 +381,8 @@ bool Ep::can_advance() const
     if (next.kind == Kind::GET) {
         return coded_gets.size() < MAX_CODED_GETS;
     }
-    return room && (next.length <= iface->inline_max ||
-                    has_slot(static_cast<unsigned>(next.rkey->ring)));
+    return room &&
+           (next.length <= iface->inline_max || has_slot(static_cast<unsigned>(next.rkey->ring)));
 }
 
 // Bytes of the next piece: equal ones, so that the last one is not a scrap; whole tiles of the
@@ -578,9 +590,9 @@ static bool add_chunk(std::vector<zip_gpu_item_t> &items, zip_coding_t coding, c
 ucs_status_t Ep::encode_on_gpu(const Source &source, Sending &to, Side &side, size_t length)
 {
     const size_t left = (source.left + length - 1) / length;
-    size_t count = std::min({left, to.credits.size(), size_t{GpuQueue::MAX_BATCH},
-                             size_t{side.encoder->room()},
-                             MAX_IN_FLIGHT - in_flight.size() - unannounced.size() - pieces.size()});
+    size_t count = std::min(
+            {left, to.credits.size(), size_t{GpuQueue::MAX_BATCH}, size_t{side.encoder->room()},
+             MAX_IN_FLIGHT - in_flight.size() - unannounced.size() - pieces.size()});
     if (iface->strategy() == Strategy::CHUNKED) {
         count = std::min(count, encoding > 0 ? size_t{0} : size_t{1});
     }
@@ -613,8 +625,8 @@ ucs_status_t Ep::encode_on_gpu(const Source &source, Sending &to, Side &side, si
         fresh.push_back(std::move(piece));
         done += part;
     }
-    const bool to_gpu_memory = !to.remote->mapped() && side.tx.slots != nullptr &&
-                               side.tx.slots->memory().on_gpu();
+    const bool to_gpu_memory =
+            !to.remote->mapped() && side.tx.slots != nullptr && side.tx.slots->memory().on_gpu();
     const bool launched = failed == UCS_OK && !items.empty() &&
                           side.encoder->encode(items, iface->sms_for(to_gpu_memory), side.tickets);
     if (!launched) {
@@ -648,10 +660,14 @@ ucs_status_t Ep::make_plain(Tracked &put, size_t length)
         return UCS_ERR_NO_RESOURCE;
     }
     const Operation &what = put.what;
-    const Source source = {{},          what.local + what.done,
-                           length,      0,
-                           0,           what.rkey->region,
-                           what.address + what.done, &put,
+    const Source source = {{},
+                           what.local + what.done,
+                           length,
+                           0,
+                           0,
+                           what.rkey->region,
+                           what.address + what.done,
+                           &put,
                            nullptr};
     Piece piece = new_piece(source, 0, length);
     piece.stage = Piece::Stage::PLAIN;
@@ -851,11 +867,11 @@ ucs_status_t Ep::put_encoded(Piece &piece, size_t end)
         iov.memh = piece.buffer->pool->slots->memory().memh();
         iov.count = 1;
         ++piece.buffer->completion.count;
-        const ucs_status_t status = uct_ep_put_zcopy(
-                lower, &iov, 1,
-                remote.remote_address(wire::index_of(piece.segment.slot)) + chunk_offset(ring) +
-                        piece.put,
-                remote.rkey(), &piece.buffer->completion);
+        const ucs_status_t status =
+                uct_ep_put_zcopy(lower, &iov, 1,
+                                 remote.remote_address(wire::index_of(piece.segment.slot)) +
+                                         chunk_offset(ring) + piece.put,
+                                 remote.rkey(), &piece.buffer->completion);
         if (status != UCS_INPROGRESS) {
             --piece.buffer->completion.count;
         }
@@ -991,10 +1007,14 @@ ucs_status_t Ep::ask_for_get(Operation &operation, Tracked *entry)
     }
     const bool may_decline = entry == nullptr && iface->md->bypass == BypassOption::AUTO &&
                              can_go_straight(operation);
-    const wire::Get message{{peer_id},         operation.rkey->region,
-                            operation.address, operation.length,
-                            region->id,        reinterpret_cast<uint64_t>(operation.local),
-                            static_cast<uint8_t>(ring), may_decline};
+    const wire::Get message{{peer_id},
+                            operation.rkey->region,
+                            operation.address,
+                            operation.length,
+                            region->id,
+                            reinterpret_cast<uint64_t>(operation.local),
+                            static_cast<uint8_t>(ring),
+                            may_decline};
     const ucs_status_t status = send_message(lower, wire::GET, &message, sizeof(message));
     if (status != UCS_OK) {
         iface->md->remove_region(region);
@@ -1129,8 +1149,9 @@ void Ep::unmeasure(Operation &operation)
 {
     if (operation.measured) {
         operation.measured = false;
-        bypass[static_cast<size_t>(operation.kind)][operation.uses_gpu()]->drop(
-                operation.way, seconds(Clock::now()));
+        if (!operation.uses_gpu()) {
+            bypass[static_cast<size_t>(operation.kind)]->drop(operation.way, seconds(Clock::now()));
+        }
     }
 }
 
@@ -1139,11 +1160,16 @@ void Ep::end(Tracked &operation)
 {
     operation.done = true;
     const Operation &what = operation.what;
-    if (what.measured) {
-        bypass[static_cast<size_t>(what.kind)][what.uses_gpu()]->end(
-                what.way, what.length, static_cast<double>(what.ratio), seconds(what.since),
-                seconds(Clock::now()));
+    const Clock::time_point now = Clock::now();
+    if (what.measured && !what.uses_gpu()) {
+        bypass[static_cast<size_t>(what.kind)]->end(what.way, what.length,
+                                                    static_cast<double>(what.ratio),
+                                                    seconds(what.since), seconds(now));
+    } else if (what.measured && what.alone && bytes_under_way == what.length) {
+        gpu_bypass->end(what.way, what.length, static_cast<double>(what.ratio),
+                        seconds(now) - seconds(what.since));
     }
+    bytes_under_way -= what.uses_gpu() ? what.length : 0;
     if (what.kind == Kind::PUT && what.way == Way::CODED && what.uses_gpu()) {
         --gpu_puts;
         const auto coded = static_cast<float>(what.length - what.head - what.tail);
@@ -1240,6 +1266,10 @@ ucs_status_t Ep::post(Kind kind, const uct_iov_t *iov, size_t count, uint64_t ad
     operation.fence = fenced;
     operation.since = Clock::now();
     operation.serial = ++posted;
+    if (operation.uses_gpu()) {
+        operation.alone = bytes_under_way == 0;
+        bytes_under_way += length;
+    }
     if (kind == Kind::PUT) {
         ++iface->counters.puts;
         iface->counters.put_bytes += length;

@@ -104,7 +104,7 @@ private:
     void *pinned_ = nullptr;
     uint64_t *words_ = nullptr;     // WORDS of them, in pinned memory, as the next
     zip_probe_t *probes_ = nullptr; // likewise
-    std::vector<bool> taken_; // of the words
+    std::vector<bool> taken_;       // of the words
     uint32_t used_ = 0;
     uint16_t sequence_ = 0;
     uint32_t polls_ = 0; // in a row that found nothing

@@ -75,7 +75,8 @@ ucs_config_field_t iface_options_table[] = {
          "leave the wire idle\n"
          "before the first and after the last one), or, to compare with: streaming (without plain "
          "ends), split-send (what\n"
-         "is not entropy coded first), chunked (a piece is encoded when the one before it is sent), "
+         "is not entropy coded first), chunked (a piece is encoded when the one before it is "
+         "sent), "
          "encode-then-send, plain.",
          ucs_offsetof(IfaceOptions, strategy), UCS_CONFIG_TYPE_ENUM(strategy_option_names)},
 
@@ -568,12 +569,12 @@ ucs_status_t open_lower(Iface *iface, const uct_iface_params_t *params)
                   connect_option_names[iface->options.connect]);
         return UCS_ERR_UNSUPPORTED;
     }
-    // UCT says so of some; of tcp, of a queue pair of InfiniBand's reliable connection (where nobody
-    // asked for another order), and of memory that is mapped here, it is known.
-    iface->puts_are_ordered = static_cast<OrderOption>(iface->options.order) == OrderOption::AUTO &&
-                              ((attr.cap.flags & UCT_IFACE_FLAG_PUT_AM_ORDER) != 0 ||
-                               iface->md->transport == "tcp" ||
-                               iface->md->transport == "rc_verbs" || iface->md->lower_rkey_ptr);
+    // UCT says so of some; of tcp, of a queue pair of InfiniBand's reliable connection (where
+    // nobody asked for another order), and of memory that is mapped here, it is known.
+    iface->puts_are_ordered =
+            static_cast<OrderOption>(iface->options.order) == OrderOption::AUTO &&
+            ((attr.cap.flags & UCT_IFACE_FLAG_PUT_AM_ORDER) != 0 || iface->md->transport == "tcp" ||
+             iface->md->transport == "rc_verbs" || iface->md->lower_rkey_ptr);
     iface->lower_connects_to_ep = to_ep && wish != ConnectOption::IFACE;
     iface->inline_max = std::min(attr.cap.am.max_bcopy - sizeof(wire::Segment), MAX_INLINE);
 
@@ -775,8 +776,7 @@ void Iface::reclaim_slots()
             return entry.second.recall_sent && ep->holds_slots_of(entry.first) &&
                    now - entry.second.recalled_at > RECALL_LIMIT;
         };
-        if (ep->failed == UCS_OK &&
-            std::any_of(ep->lending.begin(), ep->lending.end(), ignored)) {
+        if (ep->failed == UCS_OK && std::any_of(ep->lending.begin(), ep->lending.end(), ignored)) {
             zip_error("zip: endpoint %p: its peer holds staging slots that others wait for",
                       static_cast<void *>(ep));
             ep->fail(UCS_ERR_TIMED_OUT, true);
@@ -865,7 +865,8 @@ std::unique_ptr<Side> host_side(const Iface &iface)
                       SLOT_ALIGNMENT;
     const size_t slots = iface.options.host_staging_size / made->slot_size;
     // where the peer's ring is mapped segments are encoded straight into that
-    const size_t tx = iface.md->lower_rkey_ptr ? 0 : std::max(MIN_SLOTS - MIN_RING_SLOTS, slots / 4);
+    const size_t tx =
+            iface.md->lower_rkey_ptr ? 0 : std::max(MIN_SLOTS - MIN_RING_SLOTS, slots / 4);
     made->tx_slots = static_cast<uint32_t>(tx);
     made->ring_slots = static_cast<uint32_t>(slots - tx);
     return made;

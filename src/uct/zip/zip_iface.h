@@ -41,10 +41,10 @@ enum class ConnectOption : unsigned { AUTO, IFACE, EP };
 enum class OrderOption : unsigned { AUTO, FLUSH };
 // How puts of GPU memory are sent, in the order of their names in strategy_option_names.
 enum class Strategy : unsigned {
-    ENDS,             // STREAMING, with the first and the last bytes plain where that is possible
-    STREAMING,        // every piece is sent as soon as it is encoded
-    SPLIT_SEND,       // what does not depend on the values goes as soon as it is there, the tails last
-    CHUNKED,          // a piece is encoded when the one before it is sent
+    ENDS,       // STREAMING, with the first and the last bytes plain where that is possible
+    STREAMING,  // every piece is sent as soon as it is encoded
+    SPLIT_SEND, // what does not depend on the values goes as soon as it is there, the tails last
+    CHUNKED,    // a piece is encoded when the one before it is sent
     ENCODE_THEN_SEND, // all that staging holds is encoded before any of it is sent
     PLAIN             // nothing is encoded
 };

@@ -567,8 +567,7 @@ uct_mem_h Md::lower_memh(Region *region)
                                        UCT_MD_MEM_ACCESS_LOCAL_READ |
                                                UCT_MD_MEM_ACCESS_LOCAL_WRITE |
                                                UCT_MD_MEM_ACCESS_RMA | UCT_MD_MEM_FLAG_HIDE_ERRORS,
-                                       -1,
-                                       0};
+                                       -1, 0};
         const ucs_status_t status =
                 uct_md_mem_reg_v2(lower, reinterpret_cast<void *>(region->address), region->length,
                                   &params, &region->lower_memh);

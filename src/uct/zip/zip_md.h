@@ -68,11 +68,11 @@ struct Md {
     uct_component_h lower_component;
     uct_md_h lower;
     ucx::MdAttr lower_attr;
-    std::string transport; // name of the transport below, "tcp"
+    std::string transport;                        // name of the transport below, "tcp"
     std::vector<const zip_gpu_api_t *> back_ends; // of the GPU memory that is served
-    bool lower_rkey_ptr;                          // remote memory of the domain below can be mapped here
-    bool lower_registers;  // memory must be registered below before the transport reads or writes
-    uint64_t mem_types;    // served, bits of ucs_memory_type_t
+    bool lower_rkey_ptr;  // remote memory of the domain below can be mapped here
+    bool lower_registers; // memory must be registered below before the transport reads or writes
+    uint64_t mem_types;   // served, bits of ucs_memory_type_t
     BypassOption bypass;
 
     ~Md();
@@ -100,8 +100,8 @@ struct Md {
     // address + length). Any thread. NULL if it does not; otherwise unpin() must follow.
     Region *pin(uint64_t id, uint64_t address, uint64_t length);
     void unpin(Region *region);
-    // A pin that a GPU's work holds, or will hold (a ticket of nothing); unpin_device() with a copy of
-    // the ticket must follow.
+    // A pin that a GPU's work holds, or will hold (a ticket of nothing); unpin_device() with a copy
+    // of the ticket must follow.
     void pin_device(Region *region, const GpuQueue::Ticket &ticket);
     void unpin_device(Region *region, const GpuQueue::Ticket &ticket);
     // Both, for another ticket.
@@ -111,7 +111,7 @@ struct Md {
     std::condition_variable unpinned;
     // under mutex, as are `exported` and pins of all kinds
     std::unordered_map<uint64_t, Region *> regions;
-    std::vector<Gpu *> gpus; // of rings 1 and on; likewise
+    std::vector<Gpu *> gpus;       // of rings 1 and on; likewise
     std::mutex registration_mutex; // for registrations below; taken before `mutex` where both are
     RegistrationCounters registered;
 };

@@ -102,8 +102,8 @@ std::unique_ptr<StagingMemory> StagingMemory::allocate(Md *md, Gpu *gpu, size_t 
     };
     // Of a domain that maps memory into peers only its own allocations can be mapped.
     const std::vector<Way> ways = gpu == nullptr || md->lower_rkey_ptr ? std::vector{on_host}
-                                  : md->lower_takes_gpu() ? std::vector{on_gpu, pinned}
-                                                          : std::vector{pinned};
+                                  : md->lower_takes_gpu()              ? std::vector{on_gpu, pinned}
+                                                                       : std::vector{pinned};
     for (Way way : ways) {
         std::unique_ptr<StagingMemory> staging(new (std::nothrow) StagingMemory());
         if (!staging) {

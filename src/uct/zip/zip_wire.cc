@@ -27,8 +27,7 @@ bool parse(const void *data, size_t length, size_t least_slot_size, size_t key_l
     const Grant &head = grant.head;
     if (!read(data, length, grant.head) || head.count == 0 || head.count > MAX_SLOTS_A_MESSAGE ||
         head.slot_size < least_slot_size || head.slot_count == 0 ||
-        head.slot_count > MAX_RING_SLOTS ||
-        head.rkey_length != key_length ||
+        head.slot_count > MAX_RING_SLOTS || head.rkey_length != key_length ||
         length - sizeof(head) != head.count * sizeof(uint32_t) + key_length) {
         return false;
     }

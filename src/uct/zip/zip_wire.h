@@ -260,8 +260,8 @@ enum class Reach { YES, NO_ADDRESS, OTHER_VERSION, OTHER_TRANSPORT };
 
 // From 1 to MAX_SLOTS_A_MESSAGE slots of a possible ring are wanted.
 bool parse(const void *data, size_t length, Request &request);
-// 1 to MAX_SLOTS_A_MESSAGE slots of one possible ring, each of at least `least_slot_size` bytes and a key of `key_length`
-// bytes.
+// 1 to MAX_SLOTS_A_MESSAGE slots of one possible ring, each of at least `least_slot_size` bytes and
+// a key of `key_length` bytes.
 bool parse(const void *data, size_t length, size_t least_slot_size, size_t key_length,
            GrantView &grant);
 // 0 to MAX_SLOTS_A_MESSAGE slots.
