@@ -216,7 +216,7 @@ constexpr double LONG_ENOUGH = 100e-6; // to tell the wire's speed from
 constexpr double NEW_PART = 0.25;      // of a mean, that the last value is
 constexpr double LOSS = 0.02;          // of coding, from which on it pauses
 constexpr double MAX_LOSS = 0.25;      // that one operation tells, whatever held it up
-constexpr unsigned LOSSES = 4;         // measured ones
+constexpr unsigned LOSSES = 2;         // measured ones
 constexpr unsigned PAUSE = 64;         // operations, then twice as many
 constexpr unsigned MAX_PAUSE_DOUBLINGS = 6;
 

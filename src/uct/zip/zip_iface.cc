@@ -53,7 +53,7 @@ ucs_config_field_t iface_options_table[] = {
 
         {"GPU_SEG_SIZE", "auto",
          "Bytes of a message in GPU memory that are sent and decoded as one piece, at most; auto: "
-         "1m to 4m, by the\n"
+         "1m to 8m, by the\n"
          "bandwidth below.",
          ucs_offsetof(IfaceOptions, gpu_segment_size), UCS_CONFIG_TYPE_MEMUNITS},
 
@@ -130,7 +130,7 @@ constexpr size_t MIN_SEGMENT_SIZE = 4096;
 constexpr size_t MAX_SEGMENT_SIZE = size_t(1) << 30;
 constexpr size_t MIN_RING_SLOTS = 4;
 constexpr size_t MEMUNITS_AUTO = SIZE_MAX - 1; // what UCX's parser makes of "auto"
-constexpr size_t MIN_GPU_SEGMENT = size_t(1) << 20, MAX_GPU_SEGMENT = size_t(4) << 20;
+constexpr size_t MIN_GPU_SEGMENT = size_t(1) << 20, MAX_GPU_SEGMENT = size_t(8) << 20;
 constexpr double GPU_SEGMENT_SECONDS = 30e-6;
 constexpr size_t MIN_STAGING = size_t(16) << 20;
 constexpr size_t QUEUE_BYTES = size_t(1) << 20; // of GPU memory that an interface's queues take
