@@ -229,19 +229,34 @@ void Ep::launch_decodes()
                            static_cast<zip_shape_t>(segment.shape), segment.small_tiles};
             item.data = reinterpret_cast<void *>(segment.address);
             item.data_size = segment.length;
-            item.chunks = side.ring->slot(wire::index_of(segment.slot)) + side.chunk_offset;
+            char *chunk = side.ring->slot(wire::index_of(segment.slot)) + side.chunk_offset;
+            if (side.arrived != nullptr) {
+                char *copy = side.arrived->address() + (chunk - side.ring->slot(0));
+                if (!side.decoder->copy(copy, chunk, segment.encoded_length)) {
+                    break; // the decoder has failed
+                }
+                chunk = copy;
+            }
+            item.chunks = chunk;
             item.last_room = segment.encoded_length;
             side.items.push_back(item);
         }
         if (side.items.empty()) {
-            if (side.decoder->room() > 0) {
+            const bool copy_failed = !pinned.empty();
+            for (Region *region : std::exchange(pinned, {})) {
+                iface->md->unpin(region);
+            }
+            if (copy_failed) {
+                refuse(first->segment.sequence, UCS_ERR_IO_ERROR, side.decoder->error_text());
+            } else if (side.decoder->room() > 0) {
                 refuse(first->segment.sequence, UCS_ERR_INVALID_ADDR,
                        "segment for memory that is no longer registered");
             }
             return;
         }
-        const bool launched = side.decoder->decode(
-                side.items, iface->sms_for(side.ring->memory().on_gpu()), side.tickets);
+        const bool from_gpu = side.arrived != nullptr || side.ring->memory().on_gpu();
+        const bool launched =
+                side.decoder->decode(side.items, iface->sms_for(from_gpu), side.tickets);
         auto next = first;
         for (size_t i = 0; launched && next != end; ++next, ++i) {
             next->state = Arrival::State::DECODING;

@@ -75,6 +75,23 @@ void Gpu::give_back(size_t bytes)
     registry.reserved[{&api_, device_}] -= bytes;
 }
 
+std::unique_ptr<GpuMemory> GpuMemory::allocate(Gpu *gpu, size_t size)
+{
+    std::unique_ptr<GpuMemory> memory(new (std::nothrow) GpuMemory(gpu));
+    if (memory == nullptr || gpu->api().memory_allocate(gpu->handle(), ZIP_GPU_DEVICE, size,
+                                                        &memory->address_) != ZIP_OK) {
+        return nullptr;
+    }
+    return memory;
+}
+
+GpuMemory::~GpuMemory()
+{
+    if (address_ != nullptr) {
+        gpu_->api().memory_free(gpu_->handle(), ZIP_GPU_DEVICE, address_);
+    }
+}
+
 std::unique_ptr<GpuQueue> GpuQueue::create(Gpu *gpu)
 {
     std::unique_ptr<GpuQueue> queue(new (std::nothrow) GpuQueue(gpu));
@@ -171,6 +188,12 @@ bool GpuQueue::decode(std::vector<zip_gpu_item_t> &items, uint32_t max_sms,
                       std::vector<Ticket> &tickets)
 {
     return launch(gpu_->api().decode, items, max_sms, tickets);
+}
+
+bool GpuQueue::copy(void *to, const void *from, size_t length)
+{
+    status_ = gpu_->api().copy(queue_, to, from, length, nullptr, 0);
+    return status_ == ZIP_OK;
 }
 
 bool GpuQueue::probe(const void *data, size_t length, Ticket &ticket)

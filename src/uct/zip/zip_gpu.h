@@ -43,6 +43,24 @@ private:
     zip_gpu_t *handle_ = nullptr;
 };
 
+// Memory of a GPU that nobody else reads or writes.
+class GpuMemory {
+public:
+    // NULL: there is none.
+    static std::unique_ptr<GpuMemory> allocate(Gpu *gpu, size_t size);
+    ~GpuMemory();
+    GpuMemory(const GpuMemory &) = delete;
+    GpuMemory &operator=(const GpuMemory &) = delete;
+
+    char *address() const { return static_cast<char *>(address_); }
+
+private:
+    explicit GpuMemory(Gpu *gpu) : gpu_(gpu) {}
+
+    Gpu *gpu_;
+    void *address_ = nullptr;
+};
+
 // A stream, and the words by which its kernels say that they are done. One thread at a time.
 class GpuQueue {
 public:
@@ -72,6 +90,8 @@ public:
     // queue has failed, or an item is wrong.
     bool encode(std::vector<zip_gpu_item_t> &items, uint32_t max_sms, std::vector<Ticket> &tickets);
     bool decode(std::vector<zip_gpu_item_t> &items, uint32_t max_sms, std::vector<Ticket> &tickets);
+    // Copies before what is put on the stream next.
+    bool copy(void *to, const void *from, size_t length);
     // What the probe finds is in `probed` when the ticket is done. room() must be at least 1.
     bool probe(const void *data, size_t length, Ticket &ticket);
     const zip_probe_t &probed(const Ticket &ticket) const { return probes_[ticket.word]; }

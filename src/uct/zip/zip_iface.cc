@@ -842,6 +842,7 @@ Side::~Side()
     encoder = nullptr;
     decoder = nullptr;
     ring = nullptr;
+    arrived = nullptr;
     tx.slots = nullptr;
     if (gpu != nullptr) {
         gpu->give_back(reserved);
@@ -882,13 +883,17 @@ std::unique_ptr<Side> gpu_side(const Iface &iface, Gpu *gpu)
     const size_t usable = made->reserved - std::min(made->reserved, QUEUE_BYTES);
     size_t segment = iface.gpu_segment_size;
     while (segment > MIN_SEGMENT_SIZE &&
-           usable / MIN_SLOTS / 2 < slot_size_for(segment, made->chunk_offset)) {
+           usable / MIN_SLOTS / 3 < slot_size_for(segment, made->chunk_offset)) {
         segment /= 2;
     }
     made->slot_size = slot_size_for(segment, made->chunk_offset);
+    // A ring in host memory has another one beside it on the GPU; where the peer's ring is mapped
+    // nothing is sent from here.
+    const bool staged = iface.md->lower_rkey_ptr || !iface.md->lower_takes_gpu();
     const size_t slots = usable / made->slot_size;
-    made->tx_slots = static_cast<uint32_t>(iface.md->lower_rkey_ptr ? 0 : slots / 2);
-    made->ring_slots = static_cast<uint32_t>(slots - made->tx_slots);
+    const size_t parts = (staged ? 2 : 1) + (iface.md->lower_rkey_ptr ? 0 : 1);
+    made->ring_slots = static_cast<uint32_t>(slots / parts);
+    made->tx_slots = iface.md->lower_rkey_ptr ? 0 : made->ring_slots;
     if (made->ring_slots < MIN_RING_SLOTS) {
         zip_error("zip: other interfaces have this GPU's staging memory: raise "
                   "UCX_ZIP_STAGING_SIZE");
@@ -926,8 +931,12 @@ SlotPool *Iface::receive_ring(Side &of)
         for (size_t count = of.ring_slots; count >= MIN_RING_SLOTS; count /= 2) {
             auto memory = StagingMemory::allocate(md, of.gpu, count * of.slot_size, "zip_ring");
             if (memory != nullptr) {
+                const bool on_host = !memory->on_gpu();
                 of.ring = std::make_unique<SlotPool>(std::move(memory), of.slot_size,
                                                      static_cast<uint32_t>(count));
+                if (of.gpu != nullptr && on_host && count <= of.ring_slots) {
+                    of.arrived = GpuMemory::allocate(of.gpu, count * of.slot_size);
+                }
                 break;
             }
         }

@@ -92,7 +92,11 @@ struct Side {
 
     std::unique_ptr<SlotPool> ring; // peers write here; allocated when the first one asks
     std::deque<Ep *> waiting;       // endpoints whose peers want slots, and there are none
-    TxPool tx;                      // segments are encoded here, unless the peer's ring is mapped
+    // Where what is in a ring of host memory is copied to before a GPU decodes it, slot by slot:
+    // copy engines cross PCIe in both directions at once, kernels do not (doc/performance.md).
+    // NULL: it decodes from the ring.
+    std::unique_ptr<GpuMemory> arrived;
+    TxPool tx; // segments are encoded here, unless the peer's ring is mapped
     std::unique_ptr<GpuQueue> encoder, decoder;
     std::vector<zip_gpu_item_t> items; // of the launch that is being made
     std::vector<GpuQueue::Ticket> tickets;
