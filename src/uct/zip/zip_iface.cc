@@ -221,13 +221,16 @@ double priced_overhead(const Iface *iface, double told_ratio, size_t size)
 size_t least_size(const Iface *iface, bool host, int operation)
 {
     // A GPU's encoder and decoder take as long to start and to end as the wire needs for this.
-    constexpr double GPU_SECONDS = 60e-6;
+    // The faster a wire, the more of it a card takes for itself, and the more UCX's own ways gain
+    // from several paths: seen over an emulated card (doc/performance.md).
+    const double below = iface->lower_bandwidth();
+    const double gpu_seconds = below < 60e9 ? 60e-6 : below < 120e9 ? 120e-6 : 500e-6;
     // The processor's, and the messages before and after, for this. Seen over an emulated card on
     // 16 cores: 128 KiB lost 7% at 1 GB/s, and 256 KiB at 2 GB/s. Over tcp the alternative is
     // slower, and what UCX believes of the wire is often more than that is.
     constexpr double RDMA_SECONDS = 128e-6, HOST_SECONDS = 32e-6;
     const bool rdma = (iface->lower_attr.cap.flags & UCT_IFACE_FLAG_GET_ZCOPY) != 0;
-    const double seconds = !host ? GPU_SECONDS : rdma ? RDMA_SECONDS : HOST_SECONDS;
+    const double seconds = !host ? gpu_seconds : rdma ? RDMA_SECONDS : HOST_SECONDS;
     const size_t size = std::max(iface->options.min_size,
                                  static_cast<size_t>(iface->lower_bandwidth() * seconds));
     // Rendezvous can put or get. A get has one message less on its way, but where the transport

@@ -92,9 +92,9 @@ struct Side {
 
     std::unique_ptr<SlotPool> ring; // peers write here; allocated when the first one asks
     std::deque<Ep *> waiting;       // endpoints whose peers want slots, and there are none
-    // Where what is in a ring of host memory is copied to before a GPU decodes it, slot by slot:
-    // copy engines cross PCIe in both directions at once, kernels do not (doc/performance.md).
-    // NULL: it decodes from the ring.
+    // Where stored chunks in a ring of host memory are copied to before a GPU takes them, slot by
+    // slot: a copy engine crosses PCIe twice as fast as the kernel for them (doc/performance.md).
+    // NULL: that reads the ring.
     std::unique_ptr<GpuMemory> arrived;
     TxPool tx; // segments are encoded here, unless the peer's ring is mapped
     std::unique_ptr<GpuQueue> encoder, decoder;
