@@ -211,7 +211,7 @@ void Bypass::drop(Way way, double now)
 namespace {
 
 // Measured with plain ends (doc/performance.md): what an operation takes beside the wire's time.
-constexpr double STRAIGHT_SECONDS = 10e-6, CODED_SECONDS = 32e-6;
+constexpr double STRAIGHT_SECONDS = 10e-6, CODED_SECONDS = 45e-6;
 constexpr double LONG_ENOUGH = 100e-6; // to tell the wire's speed from
 constexpr double NEW_PART = 0.25;      // of a mean, that the last value is
 constexpr double LOSS = 0.02;          // of coding, from which on it pauses

@@ -37,7 +37,8 @@ void Ep::grant_wanted(unsigned ring)
         return;
     }
     // A peer that is alone may have a quarter of what is free at a time (of a GPU's few slots
-    // half), so that others find some, and never more than a window.
+    // half, or all where there is no other peer), so that others find some, and never more than a
+    // window.
     Lending &lends = lending[ring];
     const auto is_its = [ring](uint32_t slot) { return wire::ring_of(slot) == ring; };
     const auto held = static_cast<size_t>(std::count_if(lent.begin(), lent.end(), is_its) +
@@ -47,7 +48,7 @@ void Ep::grant_wanted(unsigned ring)
         lends.wanted = 0;
         return;
     }
-    const uint32_t share = ring == 0 ? 4 : 2;
+    const uint32_t share = ring == 0 ? 4 : iface->eps.size() > 1 ? 2 : 1;
     const uint32_t fair = std::min(std::max(1u, pool->free_count() / share),
                                    MAX_WINDOW - static_cast<uint32_t>(held));
     uint32_t index;

@@ -224,7 +224,7 @@ size_t least_size(const Iface *iface, bool host, int operation)
     // The faster a wire, the more of it a card takes for itself, and the more UCX's own ways gain
     // from several paths: seen over an emulated card (doc/performance.md).
     const double below = iface->lower_bandwidth();
-    const double gpu_seconds = below < 60e9 ? 60e-6 : below < 120e9 ? 120e-6 : 500e-6;
+    const double gpu_seconds = below < 60e9 ? 60e-6 : below < 120e9 ? 90e-6 : 250e-6;
     // The processor's, and the messages before and after, for this. Seen over an emulated card on
     // 16 cores: 128 KiB lost 7% at 1 GB/s, and 256 KiB at 2 GB/s. Over tcp the alternative is
     // slower, and what UCX believes of the wire is often more than that is.
