@@ -185,5 +185,78 @@ TEST(Bypass, TakesAnySizeAndAnyTime)
     }
 }
 
+// ---- of GPU memory
+
+// Operations one after the other on a wire of `real` bytes a second, where coding takes `coding`
+// seconds beside the wire's time. Returns how many of the last half were coded.
+unsigned gpu_coded(GpuBypass &bypass, size_t length, double real, double coding, unsigned count)
+{
+    unsigned coded = 0;
+    for (unsigned i = 0; i < count; ++i) {
+        const Way way = bypass.choose(length, 0.67, 0);
+        const double on_wire = static_cast<double>(length) / real;
+        bypass.end(way, length, 0.67, way == Way::CODED ? 0.67 * on_wire + coding : on_wire + 1e-5);
+        coded += i >= count / 2 && way == Way::CODED;
+    }
+    return coded;
+}
+
+TEST(GpuBypass, CodesWhatTheWireTakesLongFor)
+{
+    GpuBypass bypass(50e9);
+    EXPECT_EQ(Way::STRAIGHT, bypass.choose(MIB, 0.67, 0));
+    EXPECT_EQ(Way::CODED, bypass.choose(64 * MIB, 0.67, 0));
+    EXPECT_EQ(Way::STRAIGHT, bypass.choose(64 * MIB, 1.0, 0)) << "does not shrink";
+    EXPECT_EQ(Way::CODED, bypass.choose(MIB, 0.67, 64 * MIB)) << "others hide what it takes";
+    EXPECT_EQ(Way::CODED, GpuBypass(0).choose(MIB, 0.67, 0)) << "nothing is known of the wire";
+}
+
+TEST(GpuBypass, StaysWithWhatGains)
+{
+    GpuBypass bypass(50e9);
+    EXPECT_EQ(100u, gpu_coded(bypass, 64 * MIB, 50e9, 50e-6, 200));
+}
+
+TEST(GpuBypass, LeavesWhatLosesAfterAFew)
+{
+    GpuBypass bypass(50e9);
+    EXPECT_LE(gpu_coded(bypass, 64 * MIB, 50e9, 1e-3, 400), 20u);
+}
+
+TEST(GpuBypass, OneSlowOperationIsNotALoss)
+{
+    GpuBypass bypass(50e9);
+    gpu_coded(bypass, 64 * MIB, 50e9, 50e-6, 20);
+    bypass.end(Way::CODED, 64 * MIB, 0.67, 1.0);
+    EXPECT_EQ(Way::CODED, bypass.choose(64 * MIB, 0.67, 0));
+}
+
+TEST(GpuBypass, LearnsThatTheWireIsFasterThanUcxBelieves)
+{
+    GpuBypass bypass(10e9);
+    EXPECT_EQ(Way::CODED, bypass.choose(4 * MIB, 0.67, 0));
+    gpu_coded(bypass, 256 * MIB, 400e9, 50e-6, 60);
+    EXPECT_GT(bypass.wire(), 250e9);
+    EXPECT_EQ(Way::STRAIGHT, bypass.choose(4 * MIB, 0.67, 0));
+}
+
+TEST(GpuBypass, LearnsThatTheWireIsSlower)
+{
+    GpuBypass bypass(200e9);
+    EXPECT_EQ(Way::STRAIGHT, bypass.choose(8 * MIB, 0.67, 0));
+    gpu_coded(bypass, 8 * MIB, 10e9, 50e-6, 60);
+    EXPECT_EQ(Way::CODED, bypass.choose(8 * MIB, 0.67, 0));
+}
+
+TEST(GpuBypass, TakesAnySizeAndAnyTime)
+{
+    GpuBypass bypass(0);
+    for (size_t length : {size_t(0), size_t(1), MIB, size_t(1) << 40, SIZE_MAX}) {
+        for (double seconds : {0.0, 1e-9, 1e9}) {
+            bypass.end(bypass.choose(length, 0.67, SIZE_MAX), length, 0.67, seconds);
+        }
+    }
+}
+
 } // namespace
 } // namespace zip

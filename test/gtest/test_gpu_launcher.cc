@@ -1043,4 +1043,71 @@ TEST(LoadingBackEnds, RefusesWhatIsNone)
     EXPECT_NE(nullptr, strstr(error, "is no GPU back end of this codec")) << error;
 }
 
+// ---- copies, queries, memory
+
+TEST_F(Launcher, CopiesInTheStreamsOrderAndSaysSo)
+{
+    std::vector<uint8_t> from(1000, 7), to(1000);
+    uint64_t word = 0;
+    ASSERT_EQ(ZIP_OK, api_.copy(queue_, to.data(), from.data(), from.size(), &word, 12));
+    int idle = 1;
+    ASSERT_EQ(ZIP_OK, api_.queue_query(queue_, &idle));
+    EXPECT_EQ(0, idle);
+    EXPECT_EQ(0u, word) << "before it is done";
+    driver_->run(api_.queue_stream(queue_));
+    EXPECT_EQ(12, ZIP_GPU_PROGRESS_SEQ(word));
+    EXPECT_EQ(ZIP_OK, ZIP_GPU_PROGRESS_STATUS(word));
+    EXPECT_EQ(from, to);
+    ASSERT_EQ(ZIP_OK, api_.queue_query(queue_, &idle));
+    EXPECT_EQ(1, idle);
+    // nothing to copy: a word alone
+    ASSERT_EQ(ZIP_OK, api_.copy(queue_, nullptr, nullptr, 0, &word, 13));
+    driver_->run(api_.queue_stream(queue_));
+    EXPECT_EQ(13, ZIP_GPU_PROGRESS_SEQ(word));
+}
+
+TEST_F(Launcher, CopiesThatCannotBeAreRefused)
+{
+    uint8_t byte = 0;
+    uint64_t word = 0;
+    EXPECT_EQ(ZIP_ERR_INVALID_PARAM, api_.copy(nullptr, &byte, &byte, 1, nullptr, 0));
+    EXPECT_EQ(ZIP_ERR_INVALID_PARAM, api_.copy(queue_, nullptr, &byte, 1, nullptr, 0));
+    EXPECT_EQ(ZIP_ERR_INVALID_PARAM, api_.copy(queue_, &byte, nullptr, 1, nullptr, 0));
+    EXPECT_EQ(ZIP_ERR_INVALID_PARAM, api_.copy(queue_, &byte, &byte, 1, &word, 0));
+    int idle;
+    EXPECT_EQ(ZIP_ERR_INVALID_PARAM, api_.queue_query(nullptr, &idle));
+    EXPECT_EQ(ZIP_ERR_INVALID_PARAM, api_.queue_query(queue_, nullptr));
+    EXPECT_EQ(ZIP_OK, api_.queue_query(queue_, &idle)) << "the queue is as it was";
+}
+
+TEST_F(Launcher, AFailedQuerysQueueHasFailed)
+{
+    driver_->fail_after = 1; // enter, stream_query
+    int idle = 1;
+    EXPECT_EQ(ZIP_ERR_DEVICE, api_.queue_query(queue_, &idle));
+    EXPECT_EQ(0, idle);
+    uint8_t byte = 0;
+    EXPECT_EQ(ZIP_ERR_DEVICE, api_.copy(queue_, &byte, &byte, 1, nullptr, 0));
+    EXPECT_EQ(ZIP_ERR_DEVICE, api_.queue_query(queue_, &idle));
+}
+
+TEST_F(Launcher, GivesMemoryOfBothKindsAndTakesItBack)
+{
+    for (const zip_gpu_place_t place : {ZIP_GPU_DEVICE, ZIP_GPU_PINNED}) {
+        void *memory = nullptr;
+        ASSERT_EQ(ZIP_OK, api_.memory_allocate(gpu_, place, 4096, &memory)) << api_.error_text();
+        EXPECT_NE(nullptr, memory);
+        api_.memory_free(gpu_, place, memory);
+        EXPECT_EQ(ZIP_ERR_INVALID_PARAM, api_.memory_allocate(gpu_, place, 0, &memory));
+        EXPECT_EQ(ZIP_ERR_INVALID_PARAM, api_.memory_allocate(gpu_, place, 1, nullptr));
+    }
+    std::vector<uint8_t> others(4096);
+    ASSERT_EQ(ZIP_OK, api_.memory_pin(gpu_, others.data(), others.size()));
+    EXPECT_EQ(ZIP_ERR_DEVICE, api_.memory_pin(gpu_, others.data(), others.size()));
+    api_.memory_unpin(gpu_, others.data());
+    int fd = -1;
+    EXPECT_EQ(ZIP_ERR_DEVICE, api_.memory_dmabuf(gpu_, others.data(), others.size(), &fd));
+    EXPECT_EQ(uint32_t{CpuDriver::MULTIPROCESSORS}, api_.multiprocessors(gpu_));
+}
+
 } // namespace

@@ -25,6 +25,9 @@ public:
     // Makes a context current in the calling thread, or ends the process.
     virtual void use() = 0;
     virtual void *allocate(size_t size) = 0;
+    // Contexts besides that of allocate(), if there are others.
+    virtual std::vector<void *> contexts() { return {}; }
+    virtual void *allocate_in(void *, size_t) { return nullptr; }
     virtual void free(void *memory) = 0;
     virtual void to_device(void *device, const void *host, size_t size) = 0;
     virtual void to_host(void *host, const void *device, size_t size) = 0;
@@ -115,6 +118,14 @@ public:
     bool emulated() const override { return true; }
     void use() override {} // as a thread without a context
     void *allocate(size_t size) override { return gpu_.allocate(size, 0); }
+    std::vector<void *> contexts() override
+    {
+        return {gpu_.context(0, 0), gpu_.context(0, 1), gpu_.context(1, 0), gpu_.context(3, 0)};
+    }
+    void *allocate_in(void *context, size_t size) override
+    {
+        return gpu_.allocate_in(size, context);
+    }
     void free(void *memory) override { gpu_.free(memory); }
     void to_device(void *device, const void *host, size_t size) override
     {
@@ -146,11 +157,15 @@ Machine &Machine::get()
 // Device or host memory, filled and compared through the host.
 class Memory {
 public:
-    Memory(bool device, size_t length, size_t misalignment)
+    // `context`: of the emulated GPU, which has several; NULL: the first.
+    Memory(bool device, size_t length, size_t misalignment, void *context = nullptr)
         : device_(device), length_(length), offset_(misalignment), host_(length + misalignment)
     {
-        if (device_) {
-            base_ = static_cast<char *>(Machine::get().allocate(length + misalignment + 1));
+        const size_t size = length + misalignment + 1;
+        if (context != nullptr) {
+            base_ = static_cast<char *>(Machine::get().allocate_in(context, size));
+        } else if (device_) {
+            base_ = static_cast<char *>(Machine::get().allocate(size));
         }
     }
     ~Memory()
@@ -526,6 +541,58 @@ TEST_P(EmulatedOnly, TheProcessorTouchesNoGpuMemory)
     }
     Processes pair(environment(GetParam().second, {{"ZIP_EMULATED_PROTECT", "1"}}));
     exchange(pair, {true, true}, {{5 * MIB + 1}, {MIB, Data::RANDOM}});
+}
+
+TEST_P(EmulatedOnly, GpusAndContextsOfAProcessDoNotMix)
+{
+    constexpr size_t LENGTH = 3 * MIB + 17;
+    Processes pair(environment(GetParam().second, {{"UCX_ZIP_STAGING_SIZE", "64m"}}));
+    pair.timeout(100);
+    const size_t contexts = Machine::get().contexts().size();
+    pair.run(
+            [&](Channel &channel) {
+                {
+                    Worker worker;
+                    Endpoint *to = worker.connect(channel.receive());
+                    // each to each, all at once
+                    std::vector<std::unique_ptr<Memory>> sources;
+                    std::vector<ucs_status_ptr_t> requests;
+                    for (size_t i = 0; i < contexts * contexts; ++i) {
+                        sources.push_back(std::make_unique<Memory>(
+                                true, LENGTH, i % 16, Machine::get().contexts()[i % contexts]));
+                        sources.back()->put(Data::BF16, i);
+                        requests.push_back(send(to, *sources.back(), i));
+                    }
+                    for (ucs_status_ptr_t request : requests) {
+                        EXPECT_EQ(UCS_OK, worker.wait(request));
+                    }
+                    EXPECT_EQ("next", worker.serve(channel));
+                    EXPECT_EQ(UCS_OK, worker.close(to));
+                    channel.send("closed");
+                }
+                EXPECT_EQ(0u, Machine::get().faults());
+            },
+            [&](Channel &channel) {
+                {
+                    Worker worker;
+                    channel.send(worker.address());
+                    std::vector<std::unique_ptr<Memory>> targets;
+                    std::vector<ucs_status_ptr_t> requests;
+                    for (size_t i = 0; i < contexts * contexts; ++i) {
+                        targets.push_back(std::make_unique<Memory>(
+                                true, LENGTH, i * 5 % 16, Machine::get().contexts()[i / contexts]));
+                        targets.back()->poison();
+                        requests.push_back(receive(worker, *targets.back(), i));
+                    }
+                    for (size_t i = 0; i < requests.size(); ++i) {
+                        EXPECT_EQ(UCS_OK, worker.wait(requests[i]));
+                        EXPECT_TRUE(targets[i]->holds(Data::BF16, i)) << "message " << i;
+                    }
+                    channel.send("next");
+                    worker.serve(channel);
+                }
+                EXPECT_EQ(0u, Machine::get().faults());
+            });
 }
 
 // A GPU that fails at either end, early or late, ends in an error at both and in no hang.

@@ -214,10 +214,11 @@ namespace {
 constexpr double STRAIGHT_SECONDS = 10e-6, CODED_SECONDS = 45e-6;
 constexpr double LONG_ENOUGH = 100e-6; // to tell the wire's speed from
 constexpr double NEW_PART = 0.25;      // of a mean, that the last value is
-constexpr double LOSS = 0.02;          // of coding, from which on it pauses
-constexpr double MAX_LOSS = 0.25;      // that one operation tells, whatever held it up
-constexpr unsigned LOSSES = 2;         // measured ones
-constexpr unsigned PAUSE = 64;         // operations, then twice as many
+constexpr double LOSS = 0.02;          // of coding, from which on it is left
+constexpr unsigned FIRST_CODED = 3;    // operations, which pay for staging memory and the like
+constexpr double GPU_OUTLIER = 1.5;    // times as slow as usual: no slower counts
+constexpr unsigned LOSSES = 4;         // measured operations before that
+constexpr unsigned PAUSE = 64;         // operations until it is tried again, then twice as many
 constexpr unsigned MAX_PAUSE_DOUBLINGS = 6;
 
 } // namespace
@@ -238,9 +239,13 @@ Way GpuBypass::choose(size_t length, double ratio, size_t queued)
         return Way::STRAIGHT;
     }
     Cell &cell = cells_[size_class(length, SIZE_CLASSES)];
-    if (cell.pause > 0) {
-        --cell.pause;
-        return Way::STRAIGHT;
+    const double coded = cell.seconds_a_byte * static_cast<double>(length);
+    if (queued == 0 && cell.count >= LOSSES && coded > (1 + LOSS) * straight_seconds(bytes)) {
+        if (++cell.skipped < PAUSE << std::min(cell.pauses, MAX_PAUSE_DOUBLINGS)) {
+            return Way::STRAIGHT;
+        }
+        cell.skipped = cell.count = 0; // measured anew
+        ++cell.pauses;
     }
     return Way::CODED;
 }
@@ -255,17 +260,18 @@ void GpuBypass::end(Way way, size_t length, double ratio, double seconds)
     if (way == Way::STRAIGHT || seen > wire_) {
         wire_ += NEW_PART * (seen - wire_);
     }
-    if (way != Way::CODED || !std::exchange(has_coded_, true)) {
-        return; // the first one pays for staging memory
+    if (way != Way::CODED || coded_ < FIRST_CODED) {
+        coded_ += way == Way::CODED;
+        return;
     }
     Cell &cell = cells_[size_class(length, SIZE_CLASSES)];
-    const double lost = std::min(seconds / straight_seconds(bytes) - 1, MAX_LOSS);
-    cell.lost += (cell.count == 0 ? 1.0 : NEW_PART) * (lost - cell.lost);
-    if (++cell.count >= LOSSES && cell.lost > LOSS) {
-        cell.pause = PAUSE << std::min(cell.pauses, MAX_PAUSE_DOUBLINGS);
-        ++cell.pauses;
-        cell.count = 0;
+    double sample = seconds / std::max(bytes, 1.0);
+    if (cell.count++ == 0) {
+        cell.seconds_a_byte = sample;
+        return;
     }
+    sample = std::min(sample, GPU_OUTLIER * cell.seconds_a_byte);
+    cell.seconds_a_byte += NEW_PART * (sample - cell.seconds_a_byte);
 }
 
 } // namespace zip

@@ -112,16 +112,16 @@ public:
 private:
     static constexpr unsigned SIZE_CLASSES = 16;
     struct Cell {
-        double lost = 0;     // of coding's time, against what is expected of straight; a mean
-        unsigned count = 0;  // measured
-        unsigned pause = 0;  // operations that go straight before coding is tried again
-        unsigned pauses = 0; // that there were
+        double seconds_a_byte = 0; // of coded operations, a mean
+        unsigned count = 0;        // of them
+        unsigned skipped = 0;      // that went straight because coding was slower
+        unsigned pauses = 0;       // after which it was tried again
     };
 
     double straight_seconds(double bytes) const;
 
     double wire_;
-    bool has_coded_ = false;
+    unsigned coded_ = 0; // operations, as far as it matters
     std::array<Cell, SIZE_CLASSES> cells_;
 };
 
