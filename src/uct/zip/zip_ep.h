@@ -254,7 +254,7 @@ private:
     bool can_start(const Operation &operation) const;
     bool can_go_straight(const Operation &operation);
     bool choose_way(Operation &operation);
-    bool choose_coding(const char *data, size_t length, int from, zip_coding_t &coding,
+    bool choose_coding(const char *data, size_t length, const Region *of, zip_coding_t &coding,
                        float &ratio);
     Side *gpu_side(int from);
     void fail_gpu(const GpuQueue &queue);

@@ -22,8 +22,7 @@ constexpr size_t SEGMENT_ALIGNMENT = 16; // so that no element is cut in two
 constexpr size_t SEGMENT_TILE = 32768;   // 8192 values of four bytes
 constexpr unsigned MAX_BURST = 8; // steps a call of progress, so that receiving is not starved
 constexpr float GET_RATIO = 0.7f; // of data that only the peer can look at, and has not yet
-constexpr size_t MAX_REMEMBERED = 1024; // regions of a peer, or buffers that were probed
-constexpr unsigned PROBE_USES = 64;     // operations of a buffer, before it is probed again
+constexpr size_t MAX_REMEMBERED = 1024; // regions of a peer
 constexpr float RATIO_DRIFT = 0.04f;    // from what the probe promised, likewise
 constexpr double BEST_RATIO = 0.6;      // of any data
 // From the arrival of the last piece's message until it is decoded.
@@ -109,9 +108,9 @@ bool Ep::choose_way(Operation &operation)
     operation.ratio = GET_RATIO;
     if (is_put && !is_inline && !plain && option != BypassOption::ALWAYS &&
         (!small || option == BypassOption::NEVER)) {
-        const int from = operation.on_gpu() ? operation.region->ring : 0;
-        if (!choose_coding(operation.local, operation.length, from, operation.coding,
+        if (!choose_coding(operation.local, operation.length, operation.region, operation.coding,
                            operation.ratio)) {
+            operation.alone = false; // its time says nothing
             return false;
         }
     }
@@ -148,26 +147,23 @@ bool Ep::choose_way(Operation &operation)
     return true;
 }
 
-// The codec's type for `length` bytes at `data`, in memory of ring `from`, and what of their length
-// to expect. False: a GPU has been asked, and has not answered yet, or the endpoint has failed.
-bool Ep::choose_coding(const char *data, size_t length, int from, zip_coding_t &coding,
+// The codec's type for `length` bytes at `data` in region `of` (NULL: the host's), and what of
+// their length to expect. False: a GPU has been asked, and has not answered yet, or the endpoint
+// has failed.
+bool Ep::choose_coding(const char *data, size_t length, const Region *of, zip_coding_t &coding,
                        float &ratio)
 {
-    if (from == 0) {
+    if (of == nullptr || !of->on_gpu()) {
         coding = iface->choose_coding(data, length, ratio);
         return true;
     }
     if (iface->given_coding(length, coding, ratio)) {
         return true;
     }
-    const auto found = iface->known.find(data);
-    if (found != iface->known.end() && found->second.uses < PROBE_USES) {
-        ++found->second.uses;
-        coding = found->second.coding;
-        ratio = found->second.ratio;
+    if (iface->remembered_coding(data, of, coding, ratio)) {
         return true;
     }
-    Side *side = gpu_side(from);
+    Side *side = gpu_side(of->ring);
     if (side == nullptr) {
         return false;
     }
@@ -190,10 +186,7 @@ bool Ep::choose_coding(const char *data, size_t length, int from, zip_coding_t &
         fail_gpu(queue);
         return false;
     }
-    if (iface->known.size() >= MAX_REMEMBERED) {
-        iface->known.clear();
-    }
-    iface->known[data] = {{result.dtype, result.shape, 0}, result.ratio, 0};
+    iface->remember_coding(data, of, {result.dtype, result.shape, 0}, result.ratio);
     coding = {result.dtype, result.shape, 0};
     ratio = result.ratio;
     return true;
@@ -761,7 +754,7 @@ ucs_status_t Ep::prepare_answer()
     const auto *data = reinterpret_cast<const char *>(answer.request.address + answer.done);
     ucs_status_t status = UCS_ERR_NO_RESOURCE;
     float ratio;
-    if (!answer.chosen && choose_coding(data, left, source->ring, answer.coding, ratio)) {
+    if (!answer.chosen && choose_coding(data, left, source, answer.coding, ratio)) {
         answer.chosen = true;
     }
     if (failed != UCS_OK) {
@@ -1175,7 +1168,7 @@ void Ep::end(Tracked &operation)
         const auto coded = static_cast<float>(what.length - what.head - what.tail);
         const float ratio = static_cast<float>(operation.encoded) / std::max(coded, 1.0f);
         if (ratio > what.ratio + RATIO_DRIFT) {
-            iface->known.erase(what.local); // other data than was probed
+            iface->forget_coding(what.local, what.region); // other data than was probed
         }
     }
 }

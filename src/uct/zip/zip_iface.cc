@@ -135,6 +135,8 @@ constexpr double GPU_SEGMENT_SECONDS = 30e-6;
 constexpr size_t MIN_STAGING = size_t(16) << 20;
 constexpr size_t QUEUE_BYTES = size_t(1) << 20; // of GPU memory that an interface's queues take
 constexpr uint32_t PCIE_SMS = 16;
+constexpr size_t MAX_PROBED = 1024;       // buffers and regions
+constexpr unsigned PROBE_USES = 64;       // of what a probe found, before the next one
 constexpr size_t MIN_MESSAGE_SIZE = 1024; // of the transport below, for the largest control message
 constexpr size_t MAX_INLINE = 4096;
 constexpr std::chrono::milliseconds RECLAIM_INTERVAL(100);
@@ -224,7 +226,11 @@ size_t least_size(const Iface *iface, bool host, int operation)
     // The faster a wire, the more of it a card takes for itself, and the more UCX's own ways gain
     // from several paths: seen over an emulated card (doc/performance.md).
     const double below = iface->lower_bandwidth();
-    const double gpu_seconds = below < 60e9 ? 60e-6 : below < 120e9 ? 90e-6 : 250e-6;
+    const bool one_path = iface->lower_attr.dev_num_paths <= 1; // else UCX counts each
+    const double gpu_seconds = one_path        ? 100e-6
+                               : below < 60e9  ? 60e-6
+                               : below < 120e9 ? 90e-6
+                                               : 250e-6;
     // The processor's, and the messages before and after, for this. Seen over an emulated card on
     // 16 cores: 128 KiB lost 7% at 1 GB/s, and 256 KiB at 2 GB/s. Over tcp the alternative is
     // slower, and what UCX believes of the wire is often more than that is.
@@ -1073,6 +1079,35 @@ bool Iface::given_coding(size_t length, zip_coding_t &coding, float &ratio) cons
     ratio = choice.ratio;
     coding.dtype = choice.dtype;
     return true;
+}
+
+bool Iface::remembered_coding(const void *data, const Region *of, zip_coding_t &coding,
+                              float &ratio)
+{
+    auto found = known.find(reinterpret_cast<uintptr_t>(data));
+    if (found == known.end()) {
+        found = known.find(of->id);
+    }
+    if (found == known.end() || ++found->second.uses > PROBE_USES) {
+        return false;
+    }
+    coding = found->second.coding;
+    ratio = found->second.ratio;
+    return true;
+}
+
+void Iface::remember_coding(const void *data, const Region *of, zip_coding_t coding, float ratio)
+{
+    if (known.size() >= MAX_PROBED) {
+        known.clear();
+    }
+    known[reinterpret_cast<uintptr_t>(data)] = known[of->id] = {coding, ratio, 0};
+}
+
+void Iface::forget_coding(const void *data, const Region *of)
+{
+    known.erase(reinterpret_cast<uintptr_t>(data));
+    known.erase(of->id);
 }
 
 zip_coding_t Iface::choose_coding(const void *data, size_t length, float &ratio) const

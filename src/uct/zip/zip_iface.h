@@ -171,13 +171,13 @@ struct Iface {
     std::list<LowerOperation> lower_operations;
     AmArg am_args[wire::MESSAGE_TYPE_LAST];
     Counters counters;
-    // What probes of GPU memory found, by its address.
+    // What probes of GPU memory found, by its address, and by its region's id.
     struct Known {
         zip_coding_t coding;
         float ratio;
         unsigned uses;
     };
-    std::unordered_map<const void *, Known> known;
+    std::unordered_map<uint64_t, Known> known;
 
     // Runs everything that waits. Returns how much was done.
     unsigned progress();
@@ -222,6 +222,10 @@ struct Iface {
     // The codec's type for `length` bytes if no look at them is needed, and what of their length to
     // expect. False: it is.
     bool given_coding(size_t length, zip_coding_t &coding, float &ratio) const;
+    // The same of bytes at `data` in a GPU's region, if they or others of the region were probed.
+    bool remembered_coding(const void *data, const Region *of, zip_coding_t &coding, float &ratio);
+    void remember_coding(const void *data, const Region *of, zip_coding_t coding, float ratio);
+    void forget_coding(const void *data, const Region *of);
     // The same for bytes at `data`, in host memory.
     zip_coding_t choose_coding(const void *data, size_t length, float &ratio) const;
 
