@@ -213,12 +213,15 @@ namespace {
 // Measured with plain ends (doc/performance.md): what an operation takes beside the wire's time.
 constexpr double STRAIGHT_SECONDS = 10e-6, CODED_SECONDS = 45e-6;
 constexpr double LONG_ENOUGH = 100e-6; // to tell the wire's speed from
-constexpr double NEW_PART = 0.25;      // of a mean, that the last value is
-constexpr double LOSS = 0.02;          // of coding, from which on it is left
-constexpr unsigned FIRST_CODED = 3;    // operations, which pay for staging memory and the like
-constexpr double GPU_OUTLIER = 1.5;    // times as slow as usual: no slower counts
-constexpr unsigned LOSSES = 4;         // measured operations before that
-constexpr unsigned PAUSE = 64;         // operations until it is tried again, then twice as many
+constexpr double FASTER = 1.3;         // than believed, from which on a coded operation shows it
+constexpr unsigned FIRST_TRIAL = 6,
+                   TRIAL = 128;     // operations until one goes straight to see the wire
+constexpr double NEW_PART = 0.25;   // of a mean, that the last value is
+constexpr double LOSS = 0.02;       // of coding, from which on it is left
+constexpr unsigned FIRST_CODED = 3; // operations, which pay for staging memory and the like
+constexpr double GPU_OUTLIER = 1.5; // times as slow as usual: no slower counts
+constexpr unsigned LOSSES = 4;      // measured operations before that
+constexpr unsigned PAUSE = 64;      // operations until it is tried again, then twice as many
 constexpr unsigned MAX_PAUSE_DOUBLINGS = 6;
 
 } // namespace
@@ -247,6 +250,11 @@ Way GpuBypass::choose(size_t length, double ratio, size_t queued)
         cell.skipped = cell.count = 0; // measured anew
         ++cell.pauses;
     }
+    // UCX may believe a wire slower than it is, which coded operations need not show.
+    if (queued == 0 && ++since_straight_ >= (has_seen_straight_ ? TRIAL : FIRST_TRIAL)) {
+        since_straight_ = 0;
+        return Way::STRAIGHT;
+    }
     return Way::CODED;
 }
 
@@ -255,10 +263,11 @@ void GpuBypass::end(Way way, size_t length, double ratio, double seconds)
     const auto bytes = static_cast<double>(length);
     const double beside = way == Way::CODED ? CODED_SECONDS : STRAIGHT_SECONDS;
     const double on_wire = (way == Way::CODED ? ratio : 1.0) * bytes;
-    // Of a coded operation the wire may have had to wait for the GPU.
-    const double seen = seconds - beside > LONG_ENOUGH ? on_wire / (seconds - beside) : wire_;
-    if (way == Way::STRAIGHT || seen > wire_) {
-        wire_ += NEW_PART * (seen - wire_);
+    const double seen = seconds - beside > LONG_ENOUGH ? on_wire / (seconds - beside) : 0;
+    if (way == Way::STRAIGHT && seen > 0) {
+        wire_ = std::exchange(has_seen_straight_, true) ? wire_ + NEW_PART * (seen - wire_) : seen;
+    } else if (seen > FASTER * wire_) {
+        wire_ = seen; // at least: it may have had to wait for the GPU
     }
     if (way != Way::CODED || coded_ < FIRST_CODED) {
         coded_ += way == Way::CODED;

@@ -94,7 +94,7 @@ private:
 
 // The same for GPU memory. A GPU codes faster than any wire, but takes time to start and to end, so
 // that what is worth coding follows from the wire's speed: known before anything was measured, and
-// corrected by what is. Nothing is tried for the sake of trying.
+// corrected by what is; seldom one goes straight only to see the wire.
 class GpuBypass {
 public:
     // `wire`: bytes a second that UCX believes of the transport below.
@@ -122,6 +122,8 @@ private:
 
     double wire_;
     unsigned coded_ = 0; // operations, as far as it matters
+    unsigned since_straight_ = 0;
+    bool has_seen_straight_ = false;
     std::array<Cell, SIZE_CLASSES> cells_;
 };
 
