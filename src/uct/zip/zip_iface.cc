@@ -890,17 +890,18 @@ std::unique_ptr<Side> gpu_side(const Iface &iface, Gpu *gpu)
     made->reserved = gpu->reserve(iface.options.staging_size);
     made->chunk_offset = ZIP_GPU_CHUNK_PHASE;
     const size_t usable = made->reserved - std::min(made->reserved, QUEUE_BYTES);
-    size_t segment = iface.gpu_segment_size;
-    while (segment > MIN_SEGMENT_SIZE &&
-           usable / MIN_SLOTS / 3 < slot_size_for(segment, made->chunk_offset)) {
-        segment /= 2;
-    }
-    made->slot_size = slot_size_for(segment, made->chunk_offset);
     // A ring in host memory has another one beside it on the GPU; where the peer's ring is mapped
     // nothing is sent from here.
     const bool staged = iface.md->lower_rkey_ptr || !iface.md->lower_takes_gpu();
-    const size_t slots = usable / made->slot_size;
     const size_t parts = (staged ? 2 : 1) + (iface.md->lower_rkey_ptr ? 0 : 1);
+    // Short pieces cost more than few slots do.
+    size_t segment = iface.gpu_segment_size;
+    while (segment > MIN_SEGMENT_SIZE &&
+           usable / parts / MIN_RING_SLOTS < slot_size_for(segment, made->chunk_offset)) {
+        segment /= 2;
+    }
+    made->slot_size = slot_size_for(segment, made->chunk_offset);
+    const size_t slots = usable / made->slot_size;
     made->ring_slots = static_cast<uint32_t>(slots / parts);
     made->tx_slots = iface.md->lower_rkey_ptr ? 0 : made->ring_slots;
     if (made->ring_slots < MIN_RING_SLOTS) {
