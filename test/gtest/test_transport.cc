@@ -329,8 +329,9 @@ TEST_P(Transport, StagingOfMinimalSizeIsEnough)
 {
     for (const char *segment : {"4k", "128k"}) {
         const bool small = segment[0] == '4';
-        Processes pair(env(RENDEZVOUS + Env{{"UCX_ZIP_SEG_SIZE", segment},
-                                            {"UCX_ZIP_HOST_STAGING_SIZE", small ? "128k" : "1700k"}}));
+        Processes pair(
+                env(RENDEZVOUS + Env{{"UCX_ZIP_SEG_SIZE", segment},
+                                     {"UCX_ZIP_HOST_STAGING_SIZE", small ? "128k" : "1700k"}}));
         run_exchange(pair, {.count = 40, .length = small ? 40000u : 400000u});
     }
 }

@@ -617,8 +617,9 @@ TEST_P(HostilePeer, TruncatedMessagesAreRefused)
         const struct {
             MessageType type;
             size_t size;
-        } types[] = {{REQUEST, sizeof(Request)}, {GRANT, sizeof(Grant)}, {SEGMENT, sizeof(Segment)},
-                     {ACK, sizeof(Ack)},         {RETURN, sizeof(Ack)},  {GET, sizeof(Get)},
+        } types[] = {{REQUEST, sizeof(Request)}, {GRANT, sizeof(Grant)},
+                     {SEGMENT, sizeof(Segment)}, {ACK, sizeof(Ack)},
+                     {RETURN, sizeof(Ack)},      {GET, sizeof(Get)},
                      {DECLINE, sizeof(Decline)}, {RECALL, sizeof(Recall)}};
         for (const auto &type : types) {
             for (size_t length : {sizeof(Header), type.size - 1}) {

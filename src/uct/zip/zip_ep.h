@@ -55,14 +55,15 @@ struct Operation {
     LowerOperation *under = nullptr; // what of it goes straight or plain: its pieces below
     std::chrono::steady_clock::time_point since;
     uint64_t serial = 0;
+    // These hold when UCX has been told that it is complete; region and key may be gone then.
+    bool uses_gpu = false; // one of its ends is a GPU's
+    uint64_t region_id = 0;
 
     bool is_codable() const
     {
         return (region == nullptr || region->codable()) && rkey->ring != Region::NO_RING;
     }
     bool on_gpu() const { return region != nullptr && region->on_gpu(); }
-    // Whether one of its ends is a GPU's.
-    bool uses_gpu() const { return on_gpu() || rkey->ring > 0; }
 };
 // An operation that is on its way. They are complete in order.
 struct Tracked {

@@ -92,7 +92,7 @@ bool Ep::choose_way(Operation &operation)
         operation.chosen = true;
         return true;
     }
-    const bool by_gpu = operation.uses_gpu();
+    const bool by_gpu = operation.uses_gpu;
     const bool straight = can_go_straight(operation);
     const BypassOption option = iface->md->bypass;
     const bool plain = by_gpu && iface->strategy() == Strategy::PLAIN;
@@ -175,7 +175,7 @@ bool Ep::choose_coding(const char *data, size_t length, const Region *of, zip_co
         }
         return false;
     }
-    const zip_probe_t result = queue.probed(probe);
+    const GpuQueue::Ticket asked = probe;
     uint64_t word;
     const GpuQueue::State state =
             probed == data ? GpuQueue::poll(probe, word) : GpuQueue::State::UNDER_WAY;
@@ -186,6 +186,7 @@ bool Ep::choose_coding(const char *data, size_t length, const Region *of, zip_co
         fail_gpu(queue);
         return false;
     }
+    const zip_probe_t result = queue.probed(asked);
     iface->remember_coding(data, of, {result.dtype, result.shape, 0}, result.ratio);
     coding = {result.dtype, result.shape, 0};
     ratio = result.ratio;
@@ -197,7 +198,7 @@ bool Ep::choose_coding(const char *data, size_t length, const Region *of, zip_co
 bool Ep::can_start(const Operation &operation) const
 {
     const bool in_order = operation.kind == Kind::PUT && operation.way == Way::CODED &&
-                          under_way == 0 && gpu_puts == 0 && !operation.uses_gpu();
+                          under_way == 0 && gpu_puts == 0 && !operation.uses_gpu;
     return in_order || operation.fence <= completed;
 }
 
@@ -302,7 +303,7 @@ size_t Ep::slots_wanted(unsigned ring) const
         const Operation &put = current->what;
         const size_t end = put.length - put.tail;
         if (put.done < end) {
-            add(static_cast<unsigned>(put.rkey->ring), put.uses_gpu(), end - put.done);
+            add(static_cast<unsigned>(put.rkey->ring), put.uses_gpu, end - put.done);
         }
     }
     for (size_t i = 0; i < operations.size() && wanted < MAX_IN_FLIGHT; ++i) {
@@ -310,7 +311,7 @@ size_t Ep::slots_wanted(unsigned ring) const
         if (!next.chosen || next.kind != Kind::PUT || next.way != Way::CODED) {
             break;
         }
-        add(static_cast<unsigned>(next.rkey->ring), next.uses_gpu(), next.length);
+        add(static_cast<unsigned>(next.rkey->ring), next.uses_gpu, next.length);
     }
     return wanted;
 }
@@ -355,7 +356,7 @@ bool Ep::can_advance() const
     if (current != nullptr) {
         const Operation &put = current->what;
         const size_t left = put.length - put.tail - std::min(put.done, put.length - put.tail);
-        return room && (left == 0 || (!put.uses_gpu() && left <= iface->inline_max) ||
+        return room && (left == 0 || (!put.uses_gpu && left <= iface->inline_max) ||
                         put.done < put.head || has_slot(static_cast<unsigned>(put.rkey->ring)));
     }
     if (operations.empty()) {
@@ -711,12 +712,12 @@ ucs_status_t Ep::prepare_put()
             answered_last = false;
             return ask_for_get(next, nullptr);
         }
-        if (!next.uses_gpu() && !pieces.empty()) {
+        if (!next.uses_gpu && !pieces.empty()) {
             return UCS_ERR_NO_RESOURCE; // encoded when it can be sent
         }
         current = &track(next);
         operations.pop_front();
-        gpu_puts += current->what.uses_gpu();
+        gpu_puts += current->what.uses_gpu;
         plan_ends(current->what);
     }
     Tracked &put = *current;
@@ -1142,7 +1143,7 @@ void Ep::unmeasure(Operation &operation)
 {
     if (operation.measured) {
         operation.measured = false;
-        if (!operation.uses_gpu()) {
+        if (!operation.uses_gpu) {
             bypass[static_cast<size_t>(operation.kind)]->drop(operation.way, seconds(Clock::now()));
         }
     }
@@ -1154,7 +1155,7 @@ void Ep::end(Tracked &operation)
     operation.done = true;
     const Operation &what = operation.what;
     const Clock::time_point now = Clock::now();
-    if (what.measured && !what.uses_gpu()) {
+    if (what.measured && !what.uses_gpu) {
         bypass[static_cast<size_t>(what.kind)]->end(what.way, what.length,
                                                     static_cast<double>(what.ratio),
                                                     seconds(what.since), seconds(now));
@@ -1162,13 +1163,13 @@ void Ep::end(Tracked &operation)
         gpu_bypass->end(what.way, what.length, static_cast<double>(what.ratio),
                         seconds(now) - seconds(what.since));
     }
-    bytes_under_way -= what.uses_gpu() ? what.length : 0;
-    if (what.kind == Kind::PUT && what.way == Way::CODED && what.uses_gpu()) {
+    bytes_under_way -= what.uses_gpu ? what.length : 0;
+    if (what.kind == Kind::PUT && what.way == Way::CODED && what.uses_gpu) {
         --gpu_puts;
         const auto coded = static_cast<float>(what.length - what.head - what.tail);
         const float ratio = static_cast<float>(operation.encoded) / std::max(coded, 1.0f);
         if (ratio > what.ratio + RATIO_DRIFT) {
-            iface->forget_coding(what.local, what.region); // other data than was probed
+            iface->forget_coding(what.local, what.region_id); // other data than was probed
         }
     }
 }
@@ -1259,7 +1260,9 @@ ucs_status_t Ep::post(Kind kind, const uct_iov_t *iov, size_t count, uint64_t ad
     operation.fence = fenced;
     operation.since = Clock::now();
     operation.serial = ++posted;
-    if (operation.uses_gpu()) {
+    operation.uses_gpu = operation.on_gpu() || rkey->ring > 0;
+    operation.region_id = operation.region != nullptr ? operation.region->id : 0;
+    if (operation.uses_gpu) {
         operation.alone = bytes_under_way == 0;
         bytes_under_way += length;
     }

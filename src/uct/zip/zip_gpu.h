@@ -92,7 +92,8 @@ public:
     bool decode(std::vector<zip_gpu_item_t> &items, uint32_t max_sms, std::vector<Ticket> &tickets);
     // Copies before what is put on the stream next.
     bool copy(void *to, const void *from, size_t length);
-    // What the probe finds is in `probed` when the ticket is done. room() must be at least 1.
+    // What the probe finds is in `probed` when the ticket is done, until the next call. room() must
+    // be at least 1.
     bool probe(const void *data, size_t length, Ticket &ticket);
     const zip_probe_t &probed(const Ticket &ticket) const { return probes_[ticket.word]; }
 

@@ -1105,10 +1105,10 @@ void Iface::remember_coding(const void *data, const Region *of, zip_coding_t cod
     known[reinterpret_cast<uintptr_t>(data)] = known[of->id] = {coding, ratio, 0};
 }
 
-void Iface::forget_coding(const void *data, const Region *of)
+void Iface::forget_coding(const void *data, uint64_t region_id)
 {
     known.erase(reinterpret_cast<uintptr_t>(data));
-    known.erase(of->id);
+    known.erase(region_id);
 }
 
 zip_coding_t Iface::choose_coding(const void *data, size_t length, float &ratio) const

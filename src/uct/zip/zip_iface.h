@@ -225,7 +225,7 @@ struct Iface {
     // The same of bytes at `data` in a GPU's region, if they or others of the region were probed.
     bool remembered_coding(const void *data, const Region *of, zip_coding_t &coding, float &ratio);
     void remember_coding(const void *data, const Region *of, zip_coding_t coding, float ratio);
-    void forget_coding(const void *data, const Region *of);
+    void forget_coding(const void *data, uint64_t region_id);
     // The same for bytes at `data`, in host memory.
     zip_coding_t choose_coding(const void *data, size_t length, float &ratio) const;
 
