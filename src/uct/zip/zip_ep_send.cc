@@ -874,7 +874,7 @@ ucs_status_t Ep::put_encoded(Piece &piece, size_t end)
         }
         piece.put = end;
     }
-    if (end == piece.segment.encoded_length) {
+    if (end == piece.segment.encoded_length && piece.buffer != nullptr) {
         complete(&std::exchange(piece.buffer, nullptr)->completion, UCS_OK);
     }
     return UCS_OK;
