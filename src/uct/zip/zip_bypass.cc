@@ -231,16 +231,22 @@ double GpuBypass::straight_seconds(double bytes) const
     return STRAIGHT_SECONDS + bytes / wire_;
 }
 
+bool GpuBypass::may_gain(size_t length, double ratio, size_t queued) const
+{
+    // What is queued before it hides the start, what comes after it the end.
+    const double bytes = static_cast<double>(length) + static_cast<double>(queued);
+    return wire_ <= 0 || CODED_SECONDS + ratio * bytes / wire_ < straight_seconds(bytes);
+}
+
 Way GpuBypass::choose(size_t length, double ratio, size_t queued)
 {
     if (wire_ <= 0) {
         return Way::CODED;
     }
-    // What is queued before it hides the start, what comes after it the end.
-    const double bytes = static_cast<double>(length) + static_cast<double>(queued);
-    if (CODED_SECONDS + ratio * bytes / wire_ >= straight_seconds(bytes)) {
+    if (!may_gain(length, ratio, queued)) {
         return Way::STRAIGHT;
     }
+    const double bytes = static_cast<double>(length) + static_cast<double>(queued);
     Cell &cell = cells_[size_class(length, SIZE_CLASSES)];
     const double coded = cell.seconds_a_byte * static_cast<double>(length);
     if (queued == 0 && cell.count >= LOSSES && coded > (1 + LOSS) * straight_seconds(bytes)) {

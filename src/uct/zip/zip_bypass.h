@@ -100,8 +100,10 @@ public:
     // `wire`: bytes a second that UCX believes of the transport below.
     explicit GpuBypass(double wire) : wire_(wire) {}
 
-    // The way for `length` bytes that shrink to `ratio` times that, while `queued` bytes of other
-    // operations are under way.
+    // Whether coding `length` bytes that shrink to `ratio` times that is expected to gain, while
+    // `queued` bytes of other operations are under way.
+    bool may_gain(size_t length, double ratio, size_t queued) const;
+    // The way for them.
     Way choose(size_t length, double ratio, size_t queued);
 
     // An operation that had the wire to itself took `seconds`.

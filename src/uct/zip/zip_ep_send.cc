@@ -69,7 +69,7 @@ bool Ep::can_go_straight(const Operation &operation)
     const size_t least = operation.kind == Kind::PUT ? iface->lower_attr.cap.put.min_zcopy
                                                      : iface->lower_attr.cap.get.min_zcopy;
     if (md->lower_rkey_ptr || (iface->lower_attr.cap.flags & flag) == 0 ||
-        operation.length < least) {
+        operation.length < least || (operation.uses_gpu && !md->lower_takes_gpu())) {
         return false;
     }
     if ((md->lower_attr.flags & UCT_MD_FLAG_NEED_RKEY) != 0 &&
@@ -78,9 +78,8 @@ bool Ep::can_go_straight(const Operation &operation)
     }
     // of a GPU's memory it is known whether the domain below took it
     const Region *region = operation.region;
-    return (md->lower_attr.flags & UCT_MD_FLAG_NEED_MEMH) == 0
-                   ? !operation.on_gpu() || md->lower_takes_gpu()
-                   : region != nullptr && (!region->on_gpu() || region->lower_memh != nullptr);
+    return (md->lower_attr.flags & UCT_MD_FLAG_NEED_MEMH) == 0 ||
+           (region != nullptr && (!region->on_gpu() || region->lower_memh != nullptr));
 }
 
 // Decides how an operation goes. False: a GPU is asked what its data is like.
@@ -102,8 +101,8 @@ bool Ep::choose_way(Operation &operation)
     // too small whatever its data are: they need not be looked at
     const bool small = operation.length < iface->options.min_size ||
                        (by_gpu && straight &&
-                        gpu_bypass->choose(operation.length, BEST_RATIO,
-                                           bytes_under_way - operation.length) == Way::STRAIGHT);
+                        !gpu_bypass->may_gain(operation.length, BEST_RATIO,
+                                              bytes_under_way - operation.length));
     const bool is_inline = !by_gpu && operation.length <= iface->inline_max;
     operation.ratio = GET_RATIO;
     if (is_put && !is_inline && !plain && option != BypassOption::ALWAYS &&
@@ -177,10 +176,12 @@ bool Ep::choose_coding(const char *data, size_t length, const Region *of, zip_co
     }
     const GpuQueue::Ticket asked = probe;
     uint64_t word;
-    const GpuQueue::State state =
-            probed == data ? GpuQueue::poll(probe, word) : GpuQueue::State::UNDER_WAY;
+    const GpuQueue::State state = GpuQueue::poll(probe, word);
     if (state == GpuQueue::State::UNDER_WAY) {
         return false;
+    }
+    if (state == GpuQueue::State::DONE && probed != data) {
+        return false; // of something that has been decided otherwise meanwhile: asked anew
     }
     if (state == GpuQueue::State::FAILED) {
         fail_gpu(queue);
