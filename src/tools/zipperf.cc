@@ -131,7 +131,8 @@ void add_p2p(CLI::App &app, tools::P2pOptions &options)
     const char *ways = "Wires and strategies";
     p2p->add_option("--strategy", options.strategies,
                     "ucx (without the plugin), plain, encode-then-send, chunked, split-send, "
-                    "streaming, ends (UCX_ZIP_STRATEGY of that name), auto (the plugin's default), "
+                    "streaming (UCX_ZIP_STRATEGY of that name), ends (its auto; all "
+                    "of these without bypass), auto (the plugin's default, with bypass), "
                     "or any other name that has variables by --env-of")
             ->delimiter(',')
             ->capture_default_str()
