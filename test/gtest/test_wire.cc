@@ -692,6 +692,33 @@ TEST_P(HostilePeer, SegmentsForMemoryThatIsNotItsToWriteAreRefused)
     });
 }
 
+TEST_P(HostilePeer, RingsAndPlacesThatThereAreNotAreRefused)
+{
+    run_battle([](Battle &battle) {
+        for (const unsigned ring : {1u, 5u, MAX_RINGS - 1, MAX_RINGS, 255u}) {
+            battle.send(REQUEST, Request{{battle.id}, 1, static_cast<uint8_t>(ring), {}});
+            battle.expect_endpoint_error("slots for a GPU that there is not");
+        }
+        Memory memory(battle.victim, 1000), secret(battle.victim, 1000, false);
+        const auto attack = [&](const char *what, Memory &of, uint64_t offset,
+                                uint64_t length) {
+            Segment segment = {};
+            segment.header.to = battle.id;
+            segment.sequence = 1;
+            segment.region = of.key.region;
+            segment.address = of.address() + offset;
+            segment.length = length;
+            segment.slot = Segment::PLACED;
+            battle.send(SEGMENT, segment);
+            battle.expect_endpoint_error(what);
+        };
+        attack("put where nothing was exported", secret, 0, 10);
+        attack("put beyond the end", memory, 991, 10);
+        attack("put before the beginning", memory, ~uint64_t{0}, 10);
+        attack("put as long as memory", memory, 1, ~uint64_t{0});
+    });
+}
+
 TEST_P(HostilePeer, GetsOfMemoryThatIsNotItsToReadAreRefused)
 {
     run_battle([](Battle &battle) {
