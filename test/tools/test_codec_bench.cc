@@ -119,17 +119,31 @@ const zip_gpu_api_t host_api = {
         ZIP_GPU_API_VERSION,
         "host",
         [] { return "no error"; },
-        [](zip_gpu_t **gpu_p) {
+        [](const void *, zip_gpu_memory_t *memory_p) {
+            *memory_p = {};
+            return ZIP_OK;
+        },
+        [](const zip_gpu_memory_t *, zip_gpu_t **gpu_p) {
             *gpu_p = nullptr;
             return ZIP_OK;
         },
         [](zip_gpu_t *) {},
+        [](zip_gpu_t *) { return uint32_t{1}; },
+        [](zip_gpu_t *, zip_gpu_place_t, size_t, void **) { return ZIP_ERR_UNSUPPORTED; },
+        [](zip_gpu_t *, zip_gpu_place_t, void *) {},
+        [](zip_gpu_t *, void *, size_t) { return ZIP_ERR_UNSUPPORTED; },
+        [](zip_gpu_t *, void *) {},
+        [](zip_gpu_t *, void *, size_t, int *) { return ZIP_ERR_UNSUPPORTED; },
         [](zip_gpu_t *, const zip_gpu_queue_params_t *, zip_gpu_queue_t **queue_p) {
             *queue_p = nullptr;
             return ZIP_OK;
         },
         [](zip_gpu_queue_t *) {},
         [](zip_gpu_queue_t *) -> void * { return nullptr; },
+        [](zip_gpu_queue_t *, int *idle_p) {
+            *idle_p = 1;
+            return ZIP_OK;
+        },
         [](zip_gpu_queue_t *, const zip_gpu_item_t *items, size_t count, zip_gpu_launch_t launch) {
             return run(items, count, launch, encode_piece);
         },
@@ -144,6 +158,9 @@ const zip_gpu_api_t host_api = {
                 results[0].ratio += 0.01F;
             }
             return ZIP_OK;
+        },
+        [](zip_gpu_queue_t *, void *, const void *, size_t, uint64_t *, uint16_t) {
+            return ZIP_ERR_UNSUPPORTED;
         },
 };
 

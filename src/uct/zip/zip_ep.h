@@ -275,6 +275,8 @@ private:
     void plan_ends(Operation &put);
     bool poll_encoder();
     ucs_status_t post_piece();
+    template <class Post>
+    ucs_status_t give_below(uct_completion_t *completion, const Post &post);
     ucs_status_t put_encoded(Piece &piece, size_t end);
     ucs_status_t put_plain(Piece &piece);
     ucs_status_t put_straight(const Operation &operation, const char *local, size_t length,

@@ -822,6 +822,13 @@ ucs_status_t Ep::post_piece()
             iface->forget_lower_operation(under);
             return status;
         }
+        if (failed != UCS_OK) { // within that call: the piece is gone
+            under_way += status == UCS_INPROGRESS;
+            if (status == UCS_OK) {
+                iface->forget_lower_operation(under);
+            }
+            return failed;
+        }
         unannounced.push_back({piece.segment, nullptr, status == UCS_OK});
         if (status == UCS_OK) {
             iface->forget_lower_operation(under);
@@ -841,6 +848,9 @@ ucs_status_t Ep::post_piece()
     const size_t inline_length =
             piece.segment.slot == wire::Segment::INLINE ? piece.segment.length : 0;
     const ucs_status_t status = announce(piece.segment, {piece.data, inline_length});
+    if (failed != UCS_OK) {
+        return failed;
+    }
     if (status == UCS_OK) {
         Tracked *ends = piece_sent();
         if (ends != nullptr) {
@@ -848,6 +858,19 @@ ucs_status_t Ep::post_piece()
         }
     }
     return status;
+}
+
+// Posts an operation below. The endpoint may fail within that call, with all that it had; then
+// nobody else may hold the completion. Returns UCS_OK if the operation is done or will be.
+template <class Post>
+ucs_status_t Ep::give_below(uct_completion_t *completion, const Post &post)
+{
+    ++completion->count;
+    const ucs_status_t status = post();
+    if (status != UCS_INPROGRESS) {
+        complete(completion, UCS_OK);
+    }
+    return failed != UCS_OK ? failed : status == UCS_INPROGRESS ? UCS_OK : status;
 }
 
 // Puts the encoded bytes up to `end` into the peer's slot.
@@ -861,17 +884,14 @@ ucs_status_t Ep::put_encoded(Piece &piece, size_t end)
         iov.length = end - piece.put;
         iov.memh = piece.buffer->pool->slots->memory().memh();
         iov.count = 1;
-        ++piece.buffer->completion.count;
-        const ucs_status_t status =
-                uct_ep_put_zcopy(lower, &iov, 1,
-                                 remote.remote_address(wire::index_of(piece.segment.slot)) +
-                                         chunk_offset(ring) + piece.put,
-                                 remote.rkey(), &piece.buffer->completion);
-        if (status != UCS_INPROGRESS) {
-            --piece.buffer->completion.count;
-        }
-        if (status != UCS_OK && status != UCS_INPROGRESS) {
-            return status;
+        const uint64_t address = remote.remote_address(wire::index_of(piece.segment.slot)) +
+                                 chunk_offset(ring) + piece.put;
+        uct_completion_t *completion = &piece.buffer->completion;
+        const ucs_status_t status = give_below(completion, [&] {
+            return uct_ep_put_zcopy(lower, &iov, 1, address, remote.rkey(), completion);
+        });
+        if (status != UCS_OK) {
+            return status; // the piece may be gone
         }
         piece.put = end;
     }
@@ -1045,12 +1065,14 @@ ucs_status_t Ep::put_straight(const Operation &operation, const char *local, siz
                            ? iface->md->lower_memh(operation.region)
                            : nullptr;
         iov.count = 1;
-        const ucs_status_t status =
-                is_put ? uct_ep_put_zcopy(lower, &iov, 1, address + done, rkey, &under->completion)
-                       : uct_ep_get_zcopy(lower, &iov, 1, address + done, rkey, &under->completion);
-        under->completion.count += status == UCS_INPROGRESS;
-        if (status != UCS_OK && status != UCS_INPROGRESS) {
-            return status;
+        const ucs_status_t status = give_below(&under->completion, [&] {
+            return is_put ? uct_ep_put_zcopy(lower, &iov, 1, address + done, rkey,
+                                             &under->completion)
+                          : uct_ep_get_zcopy(lower, &iov, 1, address + done, rkey,
+                                             &under->completion);
+        });
+        if (status != UCS_OK) {
+            return status; // the operation may be gone
         }
         done += iov.length;
     }
@@ -1088,9 +1110,9 @@ ucs_status_t Ep::go_straight(Operation &operation, Tracked *entry)
         return posted_all;
     }
     if (is_put) {
-        const ucs_status_t status = uct_ep_flush(lower, 0, &under->completion);
-        under->completion.count += status == UCS_INPROGRESS;
-        if (status != UCS_OK && status != UCS_INPROGRESS) {
+        const ucs_status_t status = give_below(
+                &under->completion, [&] { return uct_ep_flush(lower, 0, &under->completion); });
+        if (status != UCS_OK) {
             return status;
         }
     }
