@@ -700,8 +700,7 @@ TEST_P(HostilePeer, RingsAndPlacesThatThereAreNotAreRefused)
             battle.expect_endpoint_error("slots for a GPU that there is not");
         }
         Memory memory(battle.victim, 1000), secret(battle.victim, 1000, false);
-        const auto attack = [&](const char *what, Memory &of, uint64_t offset,
-                                uint64_t length) {
+        const auto attack = [&](const char *what, Memory &of, uint64_t offset, uint64_t length) {
             Segment segment = {};
             segment.header.to = battle.id;
             segment.sequence = 1;
