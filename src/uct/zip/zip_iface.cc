@@ -771,8 +771,8 @@ unsigned Iface::progress()
     return count;
 }
 
-// While endpoints wait for slots: takes back those of orphans whose writers are gone, and ends
-// endpoints whose peers keep theirs.
+// While endpoints wait for slots: asks for those that lie idle, takes back those of orphans whose
+// writers are gone, and ends endpoints whose peers keep theirs.
 void Iface::reclaim_slots()
 {
     const auto now = std::chrono::steady_clock::now();
@@ -780,6 +780,11 @@ void Iface::reclaim_slots()
         return;
     }
     reclaimed_at = now;
+    for (unsigned ring = 0; ring < sides.size(); ++ring) {
+        if (sides[ring] != nullptr && !sides[ring]->waiting.empty()) {
+            recall_slots(ring); // whoever got slots since the last time may not need them, either
+        }
+    }
     for (auto &[id, ep] : eps) {
         const auto ignored = [&](const auto &entry) {
             return entry.second.recall_sent && ep->holds_slots_of(entry.first) &&
@@ -964,6 +969,9 @@ void Iface::release_slot(uint32_t slot)
         of.waiting.pop_front();
         ep->lending[ring].in_waiting = false;
         ep->grant_wanted(ring);
+        if (!of.waiting.empty()) {
+            recall_slots(ring); // whoever got one since the last time may not need it, either
+        }
     }
 }
 
