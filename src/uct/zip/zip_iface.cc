@@ -785,8 +785,8 @@ void Iface::reclaim_slots()
             recall_slots(ring); // whoever got slots since the last time may not need them, either
         }
     }
-    for (const auto &entry : eps) {
-        Ep *ep = entry.second;
+    for (const auto &known_ep : eps) {
+        Ep *ep = known_ep.second;
         const auto ignored = [&](const auto &entry) {
             return entry.second.recall_sent && ep->holds_slots_of(entry.first) &&
                    now - entry.second.recalled_at > RECALL_LIMIT;
