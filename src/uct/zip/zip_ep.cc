@@ -218,9 +218,10 @@ unsigned Ep::control()
     if (!operations.empty() && !operations.front().chosen) {
         choose_way(operations.front());
     }
-    for (unsigned ring : rings_wanted()) {
-        sending[ring];
+    if (failed != UCS_OK) {
+        return sent;
     }
+    know_rings_wanted();
     for (auto &[ring, to] : sending) {
         const size_t wanted_now = std::min<size_t>(MAX_WINDOW, slots_wanted(ring));
         if (to.recalled && wanted_now == 0) {
@@ -305,13 +306,13 @@ void Ep::return_unlent_slots()
     }
 }
 
-bool Ep::holds_slots_of(unsigned ring) const
+size_t Ep::slots_held(unsigned ring) const
 {
     const auto is_its = [ring](uint32_t slot) { return wire::ring_of(slot) == ring; };
     const auto lends = lending.find(ring);
-    return std::any_of(lent.begin(), lent.end(), is_its) ||
-           std::any_of(to_ack.begin(), to_ack.end(), is_its) ||
-           (lends != lending.end() && !lends->second.to_grant.empty());
+    return static_cast<size_t>(std::count_if(lent.begin(), lent.end(), is_its) +
+                               std::count_if(to_ack.begin(), to_ack.end(), is_its)) +
+           (lends != lending.end() ? lends->second.to_grant.size() : 0);
 }
 
 // The peer writes no more, and neither does this endpoint: the peer is told so, because UCP may

@@ -232,7 +232,8 @@ struct Ep {
 
     // Lends slots of a ring to the peer as far as there are any; the rest has to wait.
     void grant_wanted(unsigned ring);
-    bool holds_slots_of(unsigned ring) const;
+    // Slots of a ring that the peer may write, or will be told so.
+    size_t slots_held(unsigned ring) const;
 
 private:
     unsigned send();
@@ -250,14 +251,15 @@ private:
         Region *pinned;           // of an answer, that a GPU reads
     };
     size_t slots_wanted(unsigned ring) const;
-    std::vector<unsigned> rings_wanted() const;
+    void know_rings_wanted();
+    size_t pieces_room() const;
     bool can_advance() const;
     bool can_start(const Operation &operation) const;
     bool can_go_straight(const Operation &operation);
     bool choose_way(Operation &operation);
     bool choose_coding(const char *data, size_t length, const Region *of, zip_coding_t &coding,
                        float &ratio);
-    Side *gpu_side(int from);
+    Side *side_for(int from);
     void fail_gpu(const GpuQueue &queue);
     ucs_status_t prepare();
     ucs_status_t prepare_put();

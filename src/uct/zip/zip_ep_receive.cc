@@ -40,10 +40,7 @@ void Ep::grant_wanted(unsigned ring)
     // half, or all where there is no other peer), so that others find some, and never more than a
     // window.
     Lending &lends = lending[ring];
-    const auto is_its = [ring](uint32_t slot) { return wire::ring_of(slot) == ring; };
-    const auto held = static_cast<size_t>(std::count_if(lent.begin(), lent.end(), is_its) +
-                                          std::count_if(to_ack.begin(), to_ack.end(), is_its)) +
-                      lends.to_grant.size();
+    const size_t held = slots_held(ring);
     if (held >= MAX_WINDOW) {
         lends.wanted = 0;
         return;
@@ -110,7 +107,7 @@ void Ep::on_segment(const char *data, size_t length)
             return;
         }
         const Side &side = *iface->sides[ring];
-        if (message.encoded_length > side.ring->slot_size() - side.chunk_offset) {
+        if (message.encoded_length > side.ring->slot_size() - chunk_offset(ring)) {
             refuse(message.sequence, UCS_ERR_INVALID_PARAM, "segment longer than a slot");
             return;
         }
@@ -230,7 +227,7 @@ void Ep::launch_decodes()
                            static_cast<zip_shape_t>(segment.shape), segment.small_tiles};
             item.data = reinterpret_cast<void *>(segment.address);
             item.data_size = segment.length;
-            char *chunk = side.ring->slot(wire::index_of(segment.slot)) + side.chunk_offset;
+            char *chunk = side.ring->slot(wire::index_of(segment.slot)) + chunk_offset(ring);
             // A coded chunk is read as fast by the decoder itself, and sooner.
             if (side.arrived != nullptr && segment.dtype == ZIP_DTYPE_BYTES) {
                 char *copy = side.arrived->address() + (chunk - side.ring->slot(0));

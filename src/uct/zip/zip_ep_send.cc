@@ -40,12 +40,6 @@ double seconds(Clock::time_point time)
     return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
 
-// Where chunks begin in a slot of a ring.
-size_t chunk_offset(unsigned ring)
-{
-    return ring > 0 ? ZIP_GPU_CHUNK_PHASE : 0;
-}
-
 size_t round_up(size_t value, size_t unit)
 {
     return (value + unit - 1) / unit * unit;
@@ -162,7 +156,7 @@ bool Ep::choose_coding(const char *data, size_t length, const Region *of, zip_co
     if (iface->remembered_coding(data, of, coding, ratio)) {
         return true;
     }
-    Side *side = gpu_side(of->ring);
+    Side *side = side_for(of->ring);
     if (side == nullptr) {
         return false;
     }
@@ -205,8 +199,8 @@ bool Ep::can_start(const Operation &operation) const
 
 // ---- a GPU's part
 
-// What this interface has for the GPU of ring `from`. NULL: nothing, the endpoint has failed.
-Side *Ep::gpu_side(int from)
+// What this interface has for the memory of ring `from`. NULL: nothing, the endpoint has failed.
+Side *Ep::side_for(int from)
 {
     Side *side = iface->side(static_cast<unsigned>(from));
     if (side == nullptr) {
@@ -282,6 +276,13 @@ bool Ep::poll_encoder()
 
 // ---- pieces
 
+// How many more pieces there may be before some are acknowledged.
+size_t Ep::pieces_room() const
+{
+    const size_t taken = in_flight.size() + unannounced.size() + pieces.size();
+    return MAX_IN_FLIGHT - std::min(taken, MAX_IN_FLIGHT);
+}
+
 // How many slots of one of the peer's rings what is next could use.
 size_t Ep::slots_wanted(unsigned ring) const
 {
@@ -317,21 +318,19 @@ size_t Ep::slots_wanted(unsigned ring) const
     return wanted;
 }
 
-// The rings of which slots could be used.
-std::vector<unsigned> Ep::rings_wanted() const
+// Has what is known of the rings of which slots could be used.
+void Ep::know_rings_wanted()
 {
-    std::vector<unsigned> rings;
     if (!answers.empty()) {
-        rings.push_back(answers.front().request.to_ring);
+        sending[answers.front().request.to_ring];
     }
     const Operation *first = current != nullptr ? &current->what : nullptr;
     const Operation *second = operations.empty() ? nullptr : &operations.front();
     for (const Operation *put : {first, second}) {
         if (put != nullptr && put->chosen && put->kind == Kind::PUT && put->way == Way::CODED) {
-            rings.push_back(static_cast<unsigned>(put->rkey->ring));
+            sending[static_cast<unsigned>(put->rkey->ring)];
         }
     }
-    return rings;
 }
 
 // Whether a step could be made now.
@@ -345,7 +344,7 @@ bool Ep::can_advance() const
         const auto it = sending.find(ring);
         return it == sending.end() || !it->second.credits.empty() || !it->second.requested;
     };
-    const bool room = in_flight.size() + unannounced.size() < MAX_IN_FLIGHT;
+    const bool room = pieces_room() > 0;
     if (!answers.empty()) {
         const Answer &next = answers.front();
         const bool fits_message =
@@ -387,7 +386,7 @@ size_t Ep::piece_length(const Source &source, const Sending &to, const Side &sid
     const bool by_gpu = source.from > 0;
     size_t room = to.remote->slot_size() - chunk_offset(source.to);
     if (!to.remote->mapped()) {
-        room = std::min(room, side.slot_size - side.chunk_offset);
+        room = std::min(room, side.slot_size - chunk_offset(static_cast<unsigned>(source.from)));
     }
     // most bytes that a chunk may grow by
     const size_t growth = by_gpu ? GPU_GROWTH + room / GPU_GROWTH_PART : ZIP_CODEC_MAX_GROWTH;
@@ -425,7 +424,8 @@ char *Ep::output_for(const Source &source, Sending &to, Side &side, Piece &piece
     }
     piece.buffer = iface->take_tx_buffer(side, lower);
     return piece.buffer == nullptr ? nullptr
-                                   : side.tx.slots->slot(piece.buffer->slot) + side.chunk_offset;
+                                   : side.tx.slots->slot(piece.buffer->slot) +
+                                             chunk_offset(static_cast<unsigned>(source.from));
 }
 
 // Gives back what a piece holds that will not be sent, when nobody uses it any more.
@@ -463,7 +463,7 @@ void Ep::made(const Source &source, size_t length)
 ucs_status_t Ep::make_pieces(const Source &source)
 {
     const bool by_gpu = source.from > 0 || source.to > 0;
-    if (in_flight.size() + unannounced.size() + pieces.size() >= MAX_IN_FLIGHT) {
+    if (pieces_room() == 0) {
         return UCS_ERR_NO_RESOURCE;
     }
     if (!by_gpu && source.left <= iface->inline_max) {
@@ -473,7 +473,7 @@ ucs_status_t Ep::make_pieces(const Source &source)
     if (to.credits.empty()) {
         return UCS_ERR_NO_RESOURCE;
     }
-    Side *side = gpu_side(source.from);
+    Side *side = side_for(source.from);
     if (side == nullptr) {
         return failed;
     }
@@ -585,9 +585,8 @@ static bool add_chunk(std::vector<zip_gpu_item_t> &items, zip_coding_t coding, c
 ucs_status_t Ep::encode_on_gpu(const Source &source, Sending &to, Side &side, size_t length)
 {
     const size_t left = (source.left + length - 1) / length;
-    size_t count = std::min(
-            {left, to.credits.size(), size_t{GpuQueue::MAX_BATCH}, size_t{side.encoder->room()},
-             MAX_IN_FLIGHT - in_flight.size() - unannounced.size() - pieces.size()});
+    size_t count = std::min({left, to.credits.size(), size_t{GpuQueue::MAX_BATCH},
+                             size_t{side.encoder->room()}, pieces_room()});
     if (iface->strategy() == Strategy::CHUNKED) {
         count = std::min(count, encoding > 0 ? size_t{0} : size_t{1});
     }
@@ -651,7 +650,7 @@ ucs_status_t Ep::encode_on_gpu(const Source &source, Sending &to, Side &side, si
 // The next `length` bytes of a put go as they are, to where they belong.
 ucs_status_t Ep::make_plain(Tracked &put, size_t length)
 {
-    if (in_flight.size() + unannounced.size() + pieces.size() >= MAX_IN_FLIGHT) {
+    if (pieces_room() == 0) {
         return UCS_ERR_NO_RESOURCE;
     }
     const Operation &what = put.what;

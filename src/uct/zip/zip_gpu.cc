@@ -120,6 +120,12 @@ GpuQueue::~GpuQueue()
     }
 }
 
+// Of the launch that is being made; never 0.
+void GpuQueue::next_sequence()
+{
+    sequence_ = static_cast<uint16_t>(sequence_ == UINT16_MAX ? 1 : sequence_ + 1);
+}
+
 // `count` words that are neighbours.
 bool GpuQueue::take(uint32_t count, uint32_t &first)
 {
@@ -151,7 +157,7 @@ void GpuQueue::release(Ticket &ticket)
 bool GpuQueue::launch(Launch call, std::vector<zip_gpu_item_t> &items, uint32_t max_sms,
                       std::vector<Ticket> &tickets)
 {
-    sequence_ = static_cast<uint16_t>(sequence_ == UINT16_MAX ? 1 : sequence_ + 1);
+    next_sequence();
     tickets.clear();
     bool ok = true;
     for (size_t i = 0; ok && i < items.size(); ++i) {
@@ -198,7 +204,7 @@ bool GpuQueue::copy(void *to, const void *from, size_t length)
 
 bool GpuQueue::probe(const void *data, size_t length, Ticket &ticket)
 {
-    sequence_ = static_cast<uint16_t>(sequence_ == UINT16_MAX ? 1 : sequence_ + 1);
+    next_sequence();
     uint32_t word = 0;
     if (!take(1, word)) {
         return false;

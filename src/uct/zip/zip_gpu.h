@@ -117,6 +117,7 @@ private:
                                     zip_gpu_launch_t);
     bool launch(Launch call, std::vector<zip_gpu_item_t> &items, uint32_t max_sms,
                 std::vector<Ticket> &tickets);
+    void next_sequence();
     bool take(uint32_t count, uint32_t &first);
     void release(Ticket &ticket);
 

@@ -788,7 +788,7 @@ void Iface::reclaim_slots()
     for (const auto &known_ep : eps) {
         Ep *ep = known_ep.second;
         const auto ignored = [&](const auto &entry) {
-            return entry.second.recall_sent && ep->holds_slots_of(entry.first) &&
+            return entry.second.recall_sent && ep->slots_held(entry.first) > 0 &&
                    now - entry.second.recalled_at > RECALL_LIMIT;
         };
         if (ep->failed == UCS_OK && std::any_of(ep->lending.begin(), ep->lending.end(), ignored)) {
@@ -894,19 +894,18 @@ std::unique_ptr<Side> gpu_side(const Iface &iface, Gpu *gpu)
     auto made = std::make_unique<Side>();
     made->gpu = gpu;
     made->reserved = gpu->reserve(iface.options.staging_size);
-    made->chunk_offset = ZIP_GPU_CHUNK_PHASE;
     const size_t usable = made->reserved - std::min(made->reserved, QUEUE_BYTES);
     // A ring in host memory has another one beside it on the GPU; where the peer's ring is mapped
     // nothing is sent from here.
-    const bool staged = iface.md->lower_rkey_ptr || !iface.md->lower_takes_gpu();
-    const size_t parts = (staged ? 2 : 1) + (iface.md->lower_rkey_ptr ? 0 : 1);
+    const size_t parts =
+            (iface.md->stages_gpu_on_host() ? 2 : 1) + (iface.md->lower_rkey_ptr ? 0 : 1);
     // Short pieces cost more than few slots do.
     size_t segment = iface.gpu_segment_size;
     while (segment > MIN_SEGMENT_SIZE &&
-           usable / parts / MIN_RING_SLOTS < slot_size_for(segment, made->chunk_offset)) {
+           usable / parts / MIN_RING_SLOTS < slot_size_for(segment, ZIP_GPU_CHUNK_PHASE)) {
         segment /= 2;
     }
-    made->slot_size = slot_size_for(segment, made->chunk_offset);
+    made->slot_size = slot_size_for(segment, ZIP_GPU_CHUNK_PHASE);
     const size_t slots = usable / made->slot_size;
     made->ring_slots = static_cast<uint32_t>(slots / parts);
     made->tx_slots = iface.md->lower_rkey_ptr ? 0 : made->ring_slots;
@@ -947,10 +946,9 @@ SlotPool *Iface::receive_ring(Side &of)
         for (size_t count = of.ring_slots; count >= MIN_RING_SLOTS; count /= 2) {
             auto memory = StagingMemory::allocate(md, of.gpu, count * of.slot_size, "zip_ring");
             if (memory != nullptr) {
-                const bool on_host = !memory->on_gpu();
                 of.ring = std::make_unique<SlotPool>(std::move(memory), of.slot_size,
                                                      static_cast<uint32_t>(count));
-                if (of.gpu != nullptr && on_host && count <= of.ring_slots) {
+                if (of.gpu != nullptr && md->stages_gpu_on_host()) {
                     of.arrived = GpuMemory::allocate(of.gpu, count * of.slot_size);
                 }
                 break;
@@ -979,7 +977,7 @@ void Iface::release_slot(uint32_t slot)
 void Iface::recall_slots(unsigned ring)
 {
     for (auto &[id, ep] : eps) {
-        if (ep->failed == UCS_OK && ep->holds_slots_of(ring)) {
+        if (ep->failed == UCS_OK && ep->slots_held(ring) > 0) {
             Ep::Lending &lent = ep->lending[ring];
             if (!lent.recall_sent) {
                 lent.recall_sent = true;

@@ -81,12 +81,17 @@ struct TxPool {
 
 struct Ep;
 
+// Where chunks begin in a slot of a ring, and in a buffer to send from.
+constexpr size_t chunk_offset(unsigned ring)
+{
+    return ring > 0 ? ZIP_GPU_CHUNK_PHASE : 0;
+}
+
 // What an interface has for one kind of memory: the host's, or one GPU's. Its number is that of the
 // ring (zip_wire.h).
 struct Side {
     Gpu *gpu = nullptr; // NULL: the host
     size_t slot_size = 0;
-    size_t chunk_offset = 0; // of a chunk in a slot
     uint32_t ring_slots = 0, tx_slots = 0;
     size_t reserved = 0; // of the GPU's staging memory
 

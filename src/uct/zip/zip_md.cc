@@ -597,17 +597,21 @@ Region *Md::add_region(void *address, size_t length, int ring)
 
 void Md::remove_region(Region *region)
 {
-    std::unique_lock lock(mutex);
-    regions.erase(region->id);
-    unpinned.wait(lock, [region] { return region->pins == 0; });
-    // A GPU's work may be waited for by nobody else: this may be the thread that would notice.
-    for (const GpuQueue::Ticket &ticket : region->device_pins) {
-        GpuQueue::await(ticket);
+    {
+        std::unique_lock lock(mutex);
+        regions.erase(region->id);
+        unpinned.wait(lock, [region] { return region->pins == 0; });
+        // A GPU's work may be waited for by nobody else: this may be the thread that would notice.
+        // Under the mutex, because a ticket's queue lives until its pin is gone.
+        for (const GpuQueue::Ticket &ticket : region->device_pins) {
+            GpuQueue::await(ticket);
+        }
     }
     if (region->lower_memh != nullptr) {
         uct_md_mem_dereg(lower, region->lower_memh);
         count_registration(-static_cast<ssize_t>(region->length));
     }
+    std::lock_guard lock(mutex);
     region->removed = true;
     if (region->device_pins.empty()) {
         delete region;
@@ -639,6 +643,11 @@ Gpu *Md::gpu(unsigned ring)
 {
     std::lock_guard lock(mutex);
     return ring > 0 && ring <= gpus.size() ? gpus[ring - 1] : nullptr;
+}
+
+bool Md::stages_gpu_on_host() const
+{
+    return lower_rkey_ptr || !lower_takes_gpu();
 }
 
 bool Md::lower_takes_gpu() const

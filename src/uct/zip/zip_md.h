@@ -92,6 +92,8 @@ struct Md {
     Gpu *gpu(unsigned ring);
     // Whether the domain below can be asked to register GPU memory.
     bool lower_takes_gpu() const;
+    // Whether staging memory for GPUs is the host's.
+    bool stages_gpu_on_host() const;
     RegistrationCounters registrations(); // any thread
     // For staging memory: counts what was registered (`length` > 0) or deregistered (< 0).
     void count_registration(ssize_t length);

@@ -90,28 +90,23 @@ bool may_run(const wire::ProcessId &process)
 std::unique_ptr<StagingMemory> StagingMemory::allocate(Md *md, Gpu *gpu, size_t length,
                                                        const char *name)
 {
-    using Way = bool (*)(StagingMemory &, size_t, const char *);
-    static constexpr Way on_gpu = [](StagingMemory &memory, size_t size, const char *) {
-        return memory.allocate_on_gpu(size);
-    };
-    static constexpr Way pinned = [](StagingMemory &memory, size_t size, const char *) {
-        return memory.allocate_pinned(size);
-    };
-    static constexpr Way on_host = [](StagingMemory &memory, size_t size, const char *tag) {
-        return memory.allocate_on_host(size, tag);
-    };
     // Of a domain that maps memory into peers only its own allocations can be mapped.
-    const std::vector<Way> ways = gpu == nullptr || md->lower_rkey_ptr ? std::vector{on_host}
-                                  : md->lower_takes_gpu()              ? std::vector{on_gpu, pinned}
-                                                                       : std::vector{pinned};
-    for (Way way : ways) {
+    std::vector<Kind> kinds = {Kind::HOST};
+    if (gpu != nullptr && !md->lower_rkey_ptr) {
+        kinds = md->lower_takes_gpu() ? std::vector{Kind::DEVICE, Kind::PINNED}
+                                      : std::vector{Kind::PINNED};
+    }
+    for (Kind kind : kinds) {
         std::unique_ptr<StagingMemory> staging(new (std::nothrow) StagingMemory());
         if (!staging) {
             return nullptr;
         }
         staging->md_ = md;
         staging->gpu_ = gpu;
-        if (way(*staging, length, name) && staging->pack_rkey()) {
+        const bool allocated = kind == Kind::DEVICE   ? staging->allocate_on_gpu(length)
+                               : kind == Kind::PINNED ? staging->allocate_pinned(length)
+                                                      : staging->allocate_on_host(length, name);
+        if (allocated && staging->pack_rkey()) {
             return staging;
         }
     }
