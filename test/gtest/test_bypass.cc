@@ -231,6 +231,22 @@ TEST(GpuBypass, OneSlowOperationIsNotALoss)
     EXPECT_EQ(Way::CODED, bypass.choose(64 * MIB, 0.67, 0));
 }
 
+TEST(GpuBypass, ASlowStartIsNotALoss)
+{
+    // what is cold at first takes five times as long: staging memory, kernels, each buffer's probe
+    constexpr double BYTES = 8 * MIB, WIRE = 25e9;
+    GpuBypass bypass(WIRE);
+    unsigned coded = 0;
+    for (unsigned i = 0; i < 60; ++i) {
+        const Way way = bypass.choose(8 * MIB, 0.67, 0);
+        const double cold = i < 5 ? 5 : 1;
+        bypass.end(way, 8 * MIB, 0.67,
+                   cold * (way == Way::CODED ? 0.67 * BYTES / WIRE + 45e-6 : BYTES / WIRE + 1e-5));
+        coded += i >= 30 && way == Way::CODED;
+    }
+    EXPECT_EQ(30u, coded);
+}
+
 TEST(GpuBypass, LearnsThatTheWireIsFasterThanUcxBelieves)
 {
     GpuBypass bypass(10e9);
@@ -248,10 +264,10 @@ TEST(GpuBypass, LeavesAWireThatIsFasterThanTheGpu)
     for (unsigned i = 0; i < 200; ++i) {
         const auto bytes = static_cast<double>(256 * MIB);
         const Way way = bypass.choose(256 * MIB, 0.67, 0);
-        coded += i >= 20 && way == Way::CODED;
+        coded += i >= 6 && way == Way::CODED;
         bypass.end(way, 256 * MIB, 0.67, way == Way::CODED ? bytes / 220e9 : bytes / 700e9 + 1e-5);
     }
-    EXPECT_LE(coded, 10u);
+    EXPECT_LE(coded, 8u) << "two each time that it is tried again";
 }
 
 TEST(GpuBypass, LearnsThatTheWireIsSlower)

@@ -211,20 +211,30 @@ void Bypass::drop(Way way, double now)
 namespace {
 
 // Measured with plain ends (doc/performance.md): what an operation takes beside the wire's time.
-constexpr double STRAIGHT_SECONDS = 10e-6, CODED_SECONDS = 45e-6;
+constexpr double STRAIGHT_SECONDS = 12e-6, CODED_SECONDS = 38e-6;
 constexpr double LONG_ENOUGH = 100e-6; // to tell the wire's speed from
 constexpr double FASTER = 1.3;         // than believed, from which on a coded operation shows it
-constexpr unsigned FIRST_TRIAL = 6,
+constexpr unsigned FIRST_TRIAL = 3,
                    TRIAL = 128;     // operations until one goes straight to see the wire
-constexpr double NEW_PART = 0.25;   // of a mean, that the last value is
 constexpr double LOSS = 0.02;       // of coding, from which on it is left
-constexpr unsigned FIRST_CODED = 3; // operations, which pay for staging memory and the like
-constexpr double GPU_OUTLIER = 1.5; // times as slow as usual: no slower counts
-constexpr unsigned LOSSES = 4;      // measured operations before that
-constexpr unsigned PAUSE = 64;      // operations until it is tried again, then twice as many
-constexpr unsigned MAX_PAUSE_DOUBLINGS = 6;
+constexpr unsigned FIRST_CODED = 2; // operations, which pay for staging memory and the like
+constexpr unsigned LOSSES = 2;      // measured operations before that
+constexpr unsigned PAUSE = 16;      // operations until it is tried again, then twice as many
+constexpr unsigned MAX_PAUSE_DOUBLINGS = 8;
 
 } // namespace
+
+double GpuBypass::Times::value() const
+{
+    std::array<double, std::tuple_size_v<decltype(last_)>> sorted = last_;
+    const size_t valid = std::min<size_t>(count_, sorted.size());
+    if (valid == 0) {
+        return 0;
+    }
+    const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>((valid - 1) / 2);
+    std::nth_element(sorted.begin(), middle, sorted.begin() + static_cast<std::ptrdiff_t>(valid));
+    return *middle;
+}
 
 double GpuBypass::straight_seconds(double bytes) const
 {
@@ -248,16 +258,18 @@ Way GpuBypass::choose(size_t length, double ratio, size_t queued)
     }
     const double bytes = static_cast<double>(length) + static_cast<double>(queued);
     Cell &cell = cells_[size_class(length, SIZE_CLASSES)];
-    const double coded = cell.seconds_a_byte * static_cast<double>(length);
-    if (queued == 0 && cell.count >= LOSSES && coded > (1 + LOSS) * straight_seconds(bytes)) {
+    const double coded = cell.coded.value() * static_cast<double>(length);
+    if (queued == 0 && cell.coded.count() >= LOSSES &&
+        coded > (1 + LOSS) * straight_seconds(bytes)) {
         if (++cell.skipped < PAUSE << std::min(cell.pauses, MAX_PAUSE_DOUBLINGS)) {
             return Way::STRAIGHT;
         }
-        cell.skipped = cell.count = 0; // measured anew
+        cell.skipped = 0;
+        cell.coded = {}; // measured anew
         ++cell.pauses;
     }
     // UCX may believe a wire slower than it is, which coded operations need not show.
-    if (queued == 0 && ++since_straight_ >= (has_seen_straight_ ? TRIAL : FIRST_TRIAL)) {
+    if (queued == 0 && ++since_straight_ >= (straight_.count() > 0 ? TRIAL : FIRST_TRIAL)) {
         since_straight_ = 0;
         return Way::STRAIGHT;
     }
@@ -271,7 +283,8 @@ void GpuBypass::end(Way way, size_t length, double ratio, double seconds)
     const double on_wire = (way == Way::CODED ? ratio : 1.0) * bytes;
     const double seen = seconds - beside > LONG_ENOUGH ? on_wire / (seconds - beside) : 0;
     if (way == Way::STRAIGHT && seen > 0) {
-        wire_ = std::exchange(has_seen_straight_, true) ? wire_ + NEW_PART * (seen - wire_) : seen;
+        straight_.add(1 / seen);
+        wire_ = 1 / straight_.value();
     } else if (seen > FASTER * wire_) {
         wire_ = seen; // at least: it may have had to wait for the GPU
     }
@@ -279,14 +292,7 @@ void GpuBypass::end(Way way, size_t length, double ratio, double seconds)
         coded_ += way == Way::CODED;
         return;
     }
-    Cell &cell = cells_[size_class(length, SIZE_CLASSES)];
-    double sample = seconds / std::max(bytes, 1.0);
-    if (cell.count++ == 0) {
-        cell.seconds_a_byte = sample;
-        return;
-    }
-    sample = std::min(sample, GPU_OUTLIER * cell.seconds_a_byte);
-    cell.seconds_a_byte += NEW_PART * (sample - cell.seconds_a_byte);
+    cells_[size_class(length, SIZE_CLASSES)].coded.add(seconds / std::max(bytes, 1.0));
 }
 
 } // namespace zip

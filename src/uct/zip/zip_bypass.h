@@ -113,11 +113,22 @@ public:
 
 private:
     static constexpr unsigned SIZE_CLASSES = 16;
+    // The last times a byte. Whatever holds an operation up makes it slower, and nothing faster:
+    // the middle one counts, and of two the lesser.
+    class Times {
+    public:
+        void add(double seconds_a_byte) { last_[count_++ % last_.size()] = seconds_a_byte; }
+        double value() const; // 0: there are none
+        unsigned count() const { return count_; }
+
+    private:
+        std::array<double, 5> last_ = {};
+        unsigned count_ = 0;
+    };
     struct Cell {
-        double seconds_a_byte = 0; // of coded operations, a mean
-        unsigned count = 0;        // of them
-        unsigned skipped = 0;      // that went straight because coding was slower
-        unsigned pauses = 0;       // after which it was tried again
+        Times coded;
+        unsigned skipped = 0; // operations that went straight because coding was slower
+        unsigned pauses = 0;  // after which it was tried again
     };
 
     double straight_seconds(double bytes) const;
@@ -125,7 +136,7 @@ private:
     double wire_;
     unsigned coded_ = 0; // operations, as far as it matters
     unsigned since_straight_ = 0;
-    bool has_seen_straight_ = false;
+    Times straight_;
     std::array<Cell, SIZE_CLASSES> cells_;
 };
 
