@@ -71,7 +71,8 @@ struct Tracked {
     size_t sent = 0;                 // bytes of a coded put
     uint64_t last_segment = 0;       // of it: complete when that is acknowledged
     LowerOperation *plain = nullptr; // what goes plain of it, when all of that is posted
-    bool sent_all = false;           // nothing here reads its memory any more
+    std::chrono::steady_clock::time_point plain_ended = {};
+    bool sent_all = false; // nothing here reads its memory any more
     bool done = false;
     Region *region = nullptr; // of a coded get: what the peer puts into
     size_t arrived = 0;       // bytes of it
@@ -173,6 +174,7 @@ struct Ep {
     GpuQueue::Ticket probe;         // of data that is to be sent
     const char *probed = nullptr;   // that data
     double encoder_seconds = 25e-6; // from a put's start until its first piece is encoded
+    double decoder_seconds = 15e-6; // from the arrival of its last coded piece until it is decoded
     unsigned gpu_puts = 0;          // coded ones that are not complete
     std::deque<Unannounced> unannounced;
     std::deque<uint32_t> in_flight; // slots, or what is instead, of segments not acknowledged
@@ -274,6 +276,7 @@ private:
     void drop_piece(Piece &piece);
     void made(const Source &source, size_t length);
     size_t piece_length(const Source &source, const Sending &to, const Side &side) const;
+    void learn_decoder(const Tracked &operation);
     void plan_ends(Operation &put);
     bool poll_encoder();
     ucs_status_t post_piece();

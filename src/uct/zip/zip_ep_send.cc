@@ -25,11 +25,13 @@ constexpr float GET_RATIO = 0.7f; // of data that only the peer can look at, and
 constexpr size_t MAX_REMEMBERED = 1024; // regions of a peer
 constexpr float RATIO_DRIFT = 0.04f;    // from what the probe promised, likewise
 constexpr double BEST_RATIO = 0.6;      // of any data
-// From the arrival of the last piece's message until it is decoded.
-constexpr double DECODER_SECONDS = 15e-6;
-constexpr double MEAN_PART = 0.1; // of the mean of times, that the last one is
+constexpr double MEAN_PART = 0.1;       // of the mean of times, that the last one is
 constexpr double MAX_ENCODER_SECONDS = 60e-6;
-constexpr double MAX_ENDS = 0.75; // of a put that may go plain
+constexpr double MIN_DECODER_SECONDS = 5e-6, MAX_DECODER_SECONDS = 60e-6;
+// What an acknowledgement takes longer than the wire's own word that a put's last bytes are there.
+constexpr double ACK_SECONDS = 7e-6;
+constexpr double MAX_LATE_SECONDS = 20e-6; // of one put: whatever held it up
+constexpr double MAX_ENDS = 0.75;          // of a put that may go plain
 constexpr size_t END_ALIGNMENT = 4096;
 // An encoder that cannot turn back and store lets a chunk grow by so much, and by so small a part.
 constexpr size_t GPU_GROWTH = 4096, GPU_GROWTH_PART = 400;
@@ -225,7 +227,7 @@ void Ep::plan_ends(Operation &put)
         return;
     }
     const double bandwidth = gpu_bypass->wire();
-    const double head = bandwidth * encoder_seconds, tail = bandwidth * DECODER_SECONDS;
+    const double head = bandwidth * encoder_seconds, tail = bandwidth * decoder_seconds;
     const double most = MAX_ENDS * static_cast<double>(put.length);
     const double scale = std::min(1.0, most / (head + tail));
     const size_t begin = round_up(static_cast<size_t>(head * scale), END_ALIGNMENT);
@@ -1143,6 +1145,7 @@ void Ep::lower_operation_ended(LowerOperation &ended, ucs_status_t status)
     }
     if (ended.tracked != nullptr && ended.tracked->plain == &ended) {
         ended.tracked->plain = nullptr;
+        ended.tracked->plain_ended = Clock::now();
         end_acknowledged();
     } else if (ended.tracked != nullptr) {
         end(*ended.tracked);
@@ -1196,6 +1199,20 @@ void Ep::end(Tracked &operation)
     }
 }
 
+// The tail of a put is to arrive when what was coded is decoded.
+void Ep::learn_decoder(const Tracked &operation)
+{
+    if (operation.what.tail == 0 || !operation.what.alone ||
+        bytes_under_way != operation.what.length) {
+        return;
+    }
+    const double late =
+            std::clamp(seconds(Clock::now()) - seconds(operation.plain_ended) - ACK_SECONDS,
+                       -MAX_LATE_SECONDS, MAX_LATE_SECONDS);
+    decoder_seconds = std::clamp(decoder_seconds + MEAN_PART * late, MIN_DECODER_SECONDS,
+                                 MAX_DECODER_SECONDS);
+}
+
 // Ends the coded puts whose last segment is acknowledged.
 void Ep::end_acknowledged()
 {
@@ -1209,6 +1226,7 @@ void Ep::end_acknowledged()
             break;
         }
         if (operation.plain == nullptr) {
+            learn_decoder(operation);
             end(operation);
         }
     }
