@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // GPU memory through the transport, direct (over UCX's rc on the software verbs device, where
-// ZIP_TEST_VERBS names its library) and staged. On the first GPU, or where ZIP_TEST_EMULATED_GPU
-// names that library on the emulated one, whose memory is the host's and is declared to be CUDA's.
+// ZIP_TEST_VERBS names its library) and staged. On the machine's GPUs, or where
+// ZIP_TEST_EMULATED_GPU names that library on emulated ones, whose memory is the host's and is
+// declared to be CUDA's.
 #include "emulated_gpu.h"
 #include "ucx_pair.h"
 
@@ -9,25 +10,37 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <sstream>
 
 namespace zip::test {
 namespace {
 
-constexpr size_t KIB = 1024, MIB = 1024 * KIB;
+constexpr size_t KIB = 1024, MIB = 1024 * KIB, GIB = 1024 * MIB;
 
-// Where the GPU memory of these tests comes from: the first GPU, or the emulated one.
+// How a GPU's memory is allocated: cuMemAlloc(), cuMemAllocAsync(), cuMemCreate() and cuMemMap(),
+// cuMemAllocManaged().
+enum class Kind { PLAIN, POOL, MAPPED, MANAGED };
+
+// Where the GPU memory of these tests comes from: the machine's GPUs, or emulated ones.
 class Machine {
 public:
     static Machine &get();
     virtual ~Machine() = default;
     virtual bool emulated() const = 0;
-    // Makes a context current in the calling thread, or ends the process.
-    virtual void use() = 0;
-    virtual void *allocate(size_t size) = 0;
-    // Contexts besides that of allocate(), if there are others.
-    virtual std::vector<void *> contexts() { return {}; }
-    virtual void *allocate_in(void *, size_t) { return nullptr; }
+    virtual unsigned gpus() = 0;
+    // Makes a context of a GPU current in the calling thread, or ends the process.
+    virtual void use(unsigned gpu = 0) = 0;
+    // The calling thread has no current context any more.
+    virtual void leave() {}
+    // Lets the contexts of each GPU read and write the others' memory.
+    virtual void let_peers() {}
+    virtual void *allocate(size_t size) = 0; // of the GPU in use
+    // Contexts of several GPUs, and several of one.
+    virtual std::vector<void *> contexts() = 0;
+    virtual void *allocate_in(void *context, size_t size) = 0;
+    // The first GPU's; not of the emulated one.
+    virtual void *allocate_as(Kind, size_t) { return nullptr; }
     virtual void free(void *memory) = 0;
     virtual void to_device(void *device, const void *host, size_t size) = 0;
     virtual void to_host(void *host, const void *device, size_t size) = 0;
@@ -46,28 +59,122 @@ public:
             exit(4);
         }
         resolve(library, init_, "cuInit");
+        resolve(library, count_, "cuDeviceGetCount");
         resolve(library, retain_, "cuDevicePrimaryCtxRetain");
+        resolve(library, create_context_, "cuCtxCreate_v2");
         resolve(library, set_current_, "cuCtxSetCurrent");
+        resolve(library, get_current_, "cuCtxGetCurrent");
+        resolve(library, enable_peer_, "cuCtxEnablePeerAccess");
         resolve(library, allocate_, "cuMemAlloc_v2");
+        resolve(library, allocate_async_, "cuMemAllocAsync");
+        resolve(library, allocate_managed_, "cuMemAllocManaged");
+        resolve(library, synchronize_, "cuCtxSynchronize");
+        resolve(library, reserve_, "cuMemAddressReserve");
+        resolve(library, create_, "cuMemCreate");
+        resolve(library, map_, "cuMemMap");
+        resolve(library, set_access_, "cuMemSetAccess");
+        resolve(library, unmap_, "cuMemUnmap");
+        resolve(library, release_, "cuMemRelease");
+        resolve(library, unreserve_, "cuMemAddressFree");
         resolve(library, free_, "cuMemFree_v2");
         resolve(library, to_device_, "cuMemcpyHtoD_v2");
         resolve(library, to_host_, "cuMemcpyDtoH_v2");
     }
     bool emulated() const override { return false; }
-    void use() override
+    unsigned gpus() override
     {
-        void *context = nullptr;
+        int count = 0;
         check(init_(0), "cuInit");
-        check(retain_(&context, 0), "cuDevicePrimaryCtxRetain");
-        check(set_current_(context), "cuCtxSetCurrent");
+        check(count_(&count), "cuDeviceGetCount");
+        return static_cast<unsigned>(count);
     }
+    void use(unsigned gpu) override { check(set_current_(primary(gpu)), "cuCtxSetCurrent"); }
+    void leave() override { check(set_current_(nullptr), "cuCtxSetCurrent"); }
     void *allocate(size_t size) override
     {
         uintptr_t address = 0;
         check(allocate_(&address, size), "cuMemAlloc");
         return reinterpret_cast<void *>(address);
     }
-    void free(void *memory) override { free_(reinterpret_cast<uintptr_t>(memory)); }
+    std::vector<void *> contexts() override
+    {
+        if (contexts_.empty()) {
+            void *current = nullptr, *second = nullptr;
+            check(get_current_(&current), "cuCtxGetCurrent");
+            for (unsigned gpu = 0; gpu < gpus(); ++gpu) {
+                contexts_.push_back(primary(gpu));
+            }
+            check(create_context_(&second, 0, 0), "cuCtxCreate");
+            contexts_.push_back(second);
+            check(set_current_(current), "cuCtxSetCurrent");
+        }
+        return contexts_;
+    }
+    void let_peers() override
+    {
+        void *current = nullptr;
+        check(get_current_(&current), "cuCtxGetCurrent");
+        for (unsigned gpu = 0; gpu < gpus(); ++gpu) {
+            use(gpu);
+            for (unsigned peer = 0; peer < gpus(); ++peer) {
+                if (peer != gpu) {
+                    check(enable_peer_(primary(peer), 0), "cuCtxEnablePeerAccess");
+                }
+            }
+        }
+        check(set_current_(current), "cuCtxSetCurrent");
+    }
+    void *allocate_in(void *context, size_t size) override
+    {
+        void *current = nullptr;
+        check(get_current_(&current), "cuCtxGetCurrent");
+        check(set_current_(context), "cuCtxSetCurrent");
+        void *memory = allocate(size);
+        check(set_current_(current), "cuCtxSetCurrent");
+        return memory;
+    }
+    void *allocate_as(Kind kind, size_t size) override
+    {
+        uintptr_t address = 0;
+        switch (kind) {
+        case Kind::PLAIN:
+            return allocate(size);
+        case Kind::POOL:
+            check(allocate_async_(&address, size, nullptr), "cuMemAllocAsync");
+            check(synchronize_(), "cuCtxSynchronize");
+            break;
+        case Kind::MANAGED:
+            check(allocate_managed_(&address, size, 1), "cuMemAllocManaged");
+            break;
+        case Kind::MAPPED: {
+            constexpr size_t UNIT = 2 * MIB;
+            const size_t mapped = (size + UNIT - 1) / UNIT * UNIT;
+            const AllocationProperties properties = {1, 0, 1, 0, nullptr, {}};
+            const Access access = {1, 0, 3};
+            uint64_t handle = 0;
+            check(reserve_(&address, mapped, 0, 0, 0), "cuMemAddressReserve");
+            check(create_(&handle, mapped, &properties, 0), "cuMemCreate");
+            check(map_(address, mapped, 0, handle, 0), "cuMemMap");
+            check(set_access_(address, mapped, &access, 1), "cuMemSetAccess");
+            check(release_(handle), "cuMemRelease"); // with the mapping
+            mapped_[address] = mapped;
+            break;
+        }
+        }
+        return reinterpret_cast<void *>(address);
+    }
+    void free(void *memory) override
+    {
+        const auto address = reinterpret_cast<uintptr_t>(memory);
+        const auto found = mapped_.find(address);
+        if (found == mapped_.end()) {
+            free_(address);
+            return;
+        }
+        unmap_(address, found->second);
+        unreserve_(address, found->second);
+        mapped_.erase(found);
+    }
     void to_device(void *device, const void *host, size_t size) override
     {
         check(to_device_(reinterpret_cast<uintptr_t>(device), host, size), "cuMemcpyHtoD");
@@ -96,10 +203,44 @@ private:
         }
     }
 
+    // CUmemAllocationProp and CUmemAccessDesc
+    struct AllocationProperties {
+        int type, handle_types, location_type, location;
+        void *windows;
+        unsigned char flags[8];
+    };
+    struct Access {
+        int location_type, location, flags;
+    };
+
+    void *primary(unsigned gpu)
+    {
+        void *context = nullptr;
+        check(init_(0), "cuInit");
+        check(retain_(&context, static_cast<int>(gpu)), "cuDevicePrimaryCtxRetain");
+        return context;
+    }
+
+    std::vector<void *> contexts_;
+    std::map<uintptr_t, size_t> mapped_; // how much, by address
     int (*init_)(unsigned);
+    int (*count_)(int *);
     int (*retain_)(void **, int);
+    int (*create_context_)(void **, unsigned, int);
     int (*set_current_)(void *);
+    int (*get_current_)(void **);
+    int (*enable_peer_)(void *, unsigned);
+    int (*synchronize_)();
     int (*allocate_)(uintptr_t *, size_t);
+    int (*allocate_async_)(uintptr_t *, size_t, void *);
+    int (*allocate_managed_)(uintptr_t *, size_t, unsigned);
+    int (*reserve_)(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long);
+    int (*create_)(uint64_t *, size_t, const AllocationProperties *, unsigned long long);
+    int (*map_)(uintptr_t, size_t, size_t, uint64_t, unsigned long long);
+    int (*set_access_)(uintptr_t, size_t, const Access *, size_t);
+    int (*unmap_)(uintptr_t, size_t);
+    int (*release_)(uint64_t);
+    int (*unreserve_)(uintptr_t, size_t);
     int (*free_)(uintptr_t);
     int (*to_device_)(uintptr_t, const void *, size_t);
     int (*to_host_)(void *, uintptr_t, size_t);
@@ -116,7 +257,8 @@ public:
         }
     }
     bool emulated() const override { return true; }
-    void use() override {} // as a thread without a context
+    unsigned gpus() override { return 1; } // as far as use() goes
+    void use(unsigned) override {}         // as a thread without a context
     void *allocate(size_t size) override { return gpu_.allocate(size, 0); }
     std::vector<void *> contexts() override
     {
@@ -157,13 +299,17 @@ Machine &Machine::get()
 // Device or host memory, filled and compared through the host.
 class Memory {
 public:
-    // `context`: of the emulated GPU, which has several; NULL: the first.
-    Memory(bool device, size_t length, size_t misalignment, void *context = nullptr)
-        : device_(device), length_(length), offset_(misalignment), host_(length + misalignment)
+    // `context`: one of contexts(); NULL: that in use.
+    Memory(bool device, size_t length, size_t misalignment, void *context = nullptr,
+           Kind kind = Kind::PLAIN)
+        : device_(device), kind_(kind), length_(length), offset_(misalignment),
+          host_(length + misalignment)
     {
         const size_t size = length + misalignment + 1;
         if (context != nullptr) {
             base_ = static_cast<char *>(Machine::get().allocate_in(context, size));
+        } else if (kind != Kind::PLAIN) {
+            base_ = static_cast<char *>(Machine::get().allocate_as(kind, size));
         } else if (device_) {
             base_ = static_cast<char *>(Machine::get().allocate(size));
         }
@@ -179,7 +325,12 @@ public:
 
     void *data() { return device_ ? base_ + offset_ : host_.data() + offset_; }
     size_t length() const { return length_; }
-    ucs_memory_type_t type() const { return device_ ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST; }
+    ucs_memory_type_t type() const
+    {
+        return !device_                 ? UCS_MEMORY_TYPE_HOST
+               : kind_ == Kind::MANAGED ? UCS_MEMORY_TYPE_CUDA_MANAGED
+                                        : UCS_MEMORY_TYPE_CUDA;
+    }
     // For operations on it.
     ucp_request_param_t param() const
     {
@@ -222,13 +373,16 @@ private:
     }
 
     bool device_;
+    Kind kind_;
     size_t length_, offset_;
     char *base_ = nullptr;
     std::vector<char> host_;
 };
 
 struct Sides {
-    bool sender, receiver; // on the GPU
+    bool sender, receiver;      // on a GPU
+    unsigned receivers_gpu = 0; // the sender's is the first
+    Kind kind = Kind::PLAIN;    // of both
 };
 struct Case {
     std::string name;
@@ -262,14 +416,25 @@ std::vector<std::pair<std::string, Env>> wires()
     return all;
 }
 
+// Whether there is a second GPU. (No driver is no error yet: tests may only be listed.)
+bool has_two_gpus()
+{
+    return emulated_library() == nullptr && dlopen("libcuda.so.1", RTLD_NOW) != nullptr &&
+           Machine::get().gpus() > 1;
+}
+
 std::vector<Case> cases()
 {
     std::vector<Case> all;
+    const bool two = has_two_gpus();
     for (const auto &[name, env] : wires()) {
         for (const Sides sides : {Sides{true, true}, Sides{true, false}, Sides{false, true}}) {
             all.push_back({name + (sides.sender ? "Gpu" : "Host") + "To" +
                                    (sides.receiver ? "Gpu" : "Host"),
                            env, sides});
+        }
+        if (two) {
+            all.push_back({name + "GpuToOtherGpu", env, {true, true, 1}});
         }
     }
     return all;
@@ -329,7 +494,8 @@ void exchange(Processes &pair, Sides sides, const std::vector<Message> &messages
                         std::vector<ucs_status_ptr_t> requests;
                         for (size_t i = first; i < end; ++i) {
                             sources.push_back(std::make_unique<Memory>(
-                                    sides.sender, messages[i].length, messages[i].misalignment));
+                                    sides.sender, messages[i].length, messages[i].misalignment,
+                                    nullptr, sides.kind));
                             sources.back()->put(messages[i].data, i);
                         }
                         for (size_t i = first; i < end; ++i) {
@@ -348,7 +514,7 @@ void exchange(Processes &pair, Sides sides, const std::vector<Message> &messages
                 EXPECT_EQ(0u, Machine::get().faults());
             },
             [&](Channel &channel) {
-                Machine::get().use();
+                Machine::get().use(sides.receivers_gpu);
                 {
                     Worker worker;
                     channel.send(worker.address());
@@ -356,8 +522,9 @@ void exchange(Processes &pair, Sides sides, const std::vector<Message> &messages
                         std::vector<std::unique_ptr<Memory>> targets;
                         std::vector<ucs_status_ptr_t> requests;
                         for (size_t i = first; i < end; ++i) {
-                            targets.push_back(std::make_unique<Memory>(
-                                    sides.receiver, messages[i].length, i * 7 % 16));
+                            targets.push_back(
+                                    std::make_unique<Memory>(sides.receiver, messages[i].length,
+                                                             i * 7 % 16, nullptr, sides.kind));
                             targets.back()->poison();
                             requests.push_back(receive(worker, *targets.back(), i));
                         }
@@ -492,7 +659,7 @@ TEST_P(Gpu, PutsAndGetsArriveBitForBit)
                 channel.send("closed");
             },
             [&](Channel &channel) {
-                Machine::get().use();
+                Machine::get().use(sides.receivers_gpu);
                 Worker worker;
                 channel.send(worker.address());
                 for (size_t i = 0; i < sizes.size(); ++i) {
@@ -513,6 +680,265 @@ TEST_P(Gpu, PutsAndGetsArriveBitForBit)
 
 INSTANTIATE_TEST_SUITE_P(Over, Gpu, testing::ValuesIn(cases()),
                          [](const auto &one) { return one.param.name; });
+
+// ---- on each wire
+
+class Wires : public testing::TestWithParam<std::pair<std::string, Env>> {};
+
+// `peers`: with access to each other's memory.
+void mix_contexts(const Env &wire, bool peers)
+{
+    constexpr size_t LENGTH = 3 * MIB + 17;
+    Processes pair(environment(wire, {{"UCX_ZIP_STAGING_SIZE", "64m"}}));
+    pair.timeout(100);
+    Machine::get().use();
+    const size_t contexts = Machine::get().contexts().size();
+    pair.run(
+            [&](Channel &channel) {
+                Machine::get().use();
+                if (peers) {
+                    Machine::get().let_peers();
+                }
+                {
+                    Worker worker;
+                    Endpoint *to = worker.connect(channel.receive());
+                    // each to each, all at once
+                    std::vector<std::unique_ptr<Memory>> sources;
+                    std::vector<ucs_status_ptr_t> requests;
+                    for (size_t i = 0; i < contexts * contexts; ++i) {
+                        sources.push_back(std::make_unique<Memory>(
+                                true, LENGTH, i % 16, Machine::get().contexts()[i % contexts]));
+                        sources.back()->put(Data::BF16, i);
+                        requests.push_back(send(to, *sources.back(), i));
+                    }
+                    for (ucs_status_ptr_t request : requests) {
+                        EXPECT_EQ(UCS_OK, worker.wait(request));
+                    }
+                    EXPECT_EQ("next", worker.serve(channel));
+                    EXPECT_EQ(UCS_OK, worker.close(to));
+                    channel.send("closed");
+                }
+                EXPECT_EQ(0u, Machine::get().faults());
+            },
+            [&](Channel &channel) {
+                Machine::get().use();
+                if (peers) {
+                    Machine::get().let_peers();
+                }
+                {
+                    Worker worker;
+                    channel.send(worker.address());
+                    std::vector<std::unique_ptr<Memory>> targets;
+                    std::vector<ucs_status_ptr_t> requests;
+                    for (size_t i = 0; i < contexts * contexts; ++i) {
+                        targets.push_back(std::make_unique<Memory>(
+                                true, LENGTH, i * 5 % 16, Machine::get().contexts()[i / contexts]));
+                        targets.back()->poison();
+                        requests.push_back(receive(worker, *targets.back(), i));
+                    }
+                    for (size_t i = 0; i < requests.size(); ++i) {
+                        EXPECT_EQ(UCS_OK, worker.wait(requests[i]));
+                        EXPECT_TRUE(targets[i]->holds(Data::BF16, i)) << "message " << i;
+                    }
+                    channel.send("next");
+                    worker.serve(channel);
+                }
+                EXPECT_EQ(0u, Machine::get().faults());
+            });
+}
+
+TEST_P(Wires, GpusAndContextsOfAProcessDoNotMix)
+{
+    mix_contexts(GetParam().second, false);
+}
+
+TEST_P(Wires, GpusThatReachEachOtherDoNotMix)
+{
+    if (!has_two_gpus()) {
+        GTEST_SKIP() << "needs two GPUs";
+    }
+    mix_contexts(GetParam().second, true);
+}
+
+// One buffer to two peers at the same time, each on a GPU of its own where there are two.
+TEST_P(Wires, OneSenderReachesTwoReceiversAtOnce)
+{
+    static constexpr size_t LENGTH = 6 * MIB + 5, MESSAGES = 4; // (make_unique takes references)
+    Processes peers(environment(GetParam().second));
+    peers.timeout(100);
+    const auto receiver = [](unsigned gpu) {
+        return [gpu](Channel &channel) {
+            Machine::get().use(gpu);
+            Worker worker;
+            channel.send(worker.address());
+            std::vector<std::unique_ptr<Memory>> targets;
+            std::vector<ucs_status_ptr_t> requests;
+            for (size_t i = 0; i < MESSAGES; ++i) {
+                targets.push_back(std::make_unique<Memory>(true, LENGTH, i * 5 % 16));
+                targets.back()->poison();
+                requests.push_back(receive(worker, *targets.back(), i));
+            }
+            for (size_t i = 0; i < MESSAGES; ++i) {
+                EXPECT_EQ(UCS_OK, worker.wait(requests[i]));
+                EXPECT_TRUE(targets[i]->holds(Data::BF16, i)) << "message " << i;
+            }
+            channel.send("have all");
+            worker.serve(channel);
+        };
+    };
+    peers.run_star(
+            [&](std::vector<Channel> &channels) {
+                Machine::get().use();
+                Worker worker;
+                std::vector<Endpoint *> to;
+                for (Channel &channel : channels) {
+                    to.push_back(worker.connect(channel.receive()));
+                }
+                std::vector<std::unique_ptr<Memory>> sources;
+                std::vector<ucs_status_ptr_t> requests;
+                for (size_t i = 0; i < MESSAGES; ++i) {
+                    sources.push_back(std::make_unique<Memory>(true, LENGTH, i));
+                    sources.back()->put(Data::BF16, i);
+                    for (Endpoint *peer : to) {
+                        requests.push_back(send(peer, *sources.back(), i));
+                    }
+                }
+                for (ucs_status_ptr_t request : requests) {
+                    EXPECT_EQ(UCS_OK, worker.wait(request));
+                }
+                for (size_t i = 0; i < to.size(); ++i) {
+                    EXPECT_EQ("have all", worker.serve(channels[i]));
+                    EXPECT_EQ(UCS_OK, worker.close(to[i]));
+                    channels[i].send("closed");
+                }
+            },
+            {receiver(0), receiver(has_two_gpus() ? 1 : 0)});
+}
+
+// What progresses need not be what allocated: it may have no current context.
+TEST_P(Wires, AThreadWithoutAContextSendsAndReceives)
+{
+    constexpr size_t LENGTH = 5 * MIB + 3;
+    Processes pair(environment(GetParam().second));
+    pair.timeout(60);
+    pair.run(
+            [&](Channel &channel) {
+                Machine::get().use();
+                Worker worker;
+                Endpoint *to = worker.connect(channel.receive());
+                Memory source(true, LENGTH, 1);
+                source.put(Data::BF16, 1);
+                Machine::get().leave();
+                for (ucp_tag_t tag : {0u, 1u}) {
+                    EXPECT_EQ(UCS_OK, worker.wait(send(to, source, tag)));
+                }
+                EXPECT_EQ(UCS_OK, worker.close(to));
+                Machine::get().use();
+                channel.send("closed");
+            },
+            [&](Channel &channel) {
+                Machine::get().use();
+                Worker worker;
+                channel.send(worker.address());
+                Memory target(true, LENGTH, 2);
+                for (ucp_tag_t tag : {0u, 1u}) {
+                    Machine::get().use();
+                    target.poison();
+                    Machine::get().leave();
+                    EXPECT_EQ(UCS_OK, worker.wait(receive(worker, target, tag)));
+                    Machine::get().use();
+                    EXPECT_TRUE(target.holds(Data::BF16, 1));
+                }
+                Machine::get().leave();
+                worker.serve(channel);
+                Machine::get().use();
+            });
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, Wires, testing::ValuesIn(wires()),
+                         [](const auto &one) { return one.param.first; });
+
+// ---- what only a real GPU has
+
+class RealOnly : public testing::TestWithParam<std::pair<std::string, Env>> {
+protected:
+    void SetUp() override
+    {
+        if (emulated_library() != nullptr) {
+            GTEST_SKIP() << "needs a GPU";
+        }
+    }
+};
+
+TEST_P(RealOnly, EveryKindOfItsMemoryWorks)
+{
+    for (const Kind kind : {Kind::POOL, Kind::MAPPED, Kind::MANAGED}) {
+        SCOPED_TRACE(static_cast<int>(kind));
+        Processes pair(
+                environment(GetParam().second, {{"UCX_ZIP_MEM_TYPES", "cuda,cuda-managed,host"}}));
+        exchange(pair, {true, true, 0, kind},
+                 {{3 * MIB + 5, Data::BF16, 3}, {8 * MIB}, {2 * MIB, Data::RANDOM}, {MIB}}, 2);
+    }
+}
+
+// More than 32 bits count.
+TEST_P(RealOnly, ThreeGiBArriveBitForBit)
+{
+    constexpr size_t BLOCK = 64 * MIB, LENGTH = 3 * GIB + BLOCK / 2 + 5;
+    std::vector<char> block(BLOCK);
+    // Blocks that differ in their first bytes, and in where they begin.
+    const auto each_block = [&](const auto &with) {
+        fill(block.data(), BLOCK, Data::BF16, 1);
+        for (size_t offset = 0; offset < LENGTH; offset += BLOCK) {
+            memcpy(block.data(), &offset, sizeof(offset));
+            with(offset, std::min(BLOCK, LENGTH - offset));
+        }
+    };
+    Machine &gpu = Machine::get();
+    Processes pair(environment(GetParam().second));
+    pair.timeout(150);
+    ucp_request_param_t param = {};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+    param.memory_type = UCS_MEMORY_TYPE_CUDA;
+    pair.run(
+            [&](Channel &channel) {
+                gpu.use();
+                auto *source = static_cast<char *>(gpu.allocate(LENGTH));
+                each_block([&](size_t offset, size_t length) {
+                    gpu.to_device(source + offset, block.data(), length);
+                });
+                {
+                    Worker worker;
+                    Endpoint *to = worker.connect(channel.receive());
+                    EXPECT_EQ(UCS_OK,
+                              worker.wait(ucp_tag_send_nbx(to->ep, source, LENGTH, 1, &param)));
+                    EXPECT_EQ(UCS_OK, worker.close(to));
+                    channel.send("closed");
+                }
+                gpu.free(source);
+            },
+            [&](Channel &channel) {
+                gpu.use();
+                auto *target = static_cast<char *>(gpu.allocate(LENGTH));
+                {
+                    Worker worker;
+                    channel.send(worker.address());
+                    EXPECT_EQ(UCS_OK, worker.wait(ucp_tag_recv_nbx(worker.get(), target, LENGTH, 1,
+                                                                   ~ucp_tag_t{0}, &param)));
+                    std::vector<char> arrived(BLOCK);
+                    each_block([&](size_t offset, size_t length) {
+                        gpu.to_host(arrived.data(), target + offset, length);
+                        EXPECT_EQ(0, memcmp(arrived.data(), block.data(), length))
+                                << "in the block at " << offset;
+                    });
+                    worker.serve(channel);
+                }
+                gpu.free(target);
+            });
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, RealOnly, testing::ValuesIn(wires()),
+                         [](const auto &one) { return one.param.first; });
 
 // ---- what only the emulated GPU can be told to do
 
@@ -541,58 +967,6 @@ TEST_P(EmulatedOnly, TheProcessorTouchesNoGpuMemory)
     }
     Processes pair(environment(GetParam().second, {{"ZIP_EMULATED_PROTECT", "1"}}));
     exchange(pair, {true, true}, {{5 * MIB + 1}, {MIB, Data::RANDOM}});
-}
-
-TEST_P(EmulatedOnly, GpusAndContextsOfAProcessDoNotMix)
-{
-    constexpr size_t LENGTH = 3 * MIB + 17;
-    Processes pair(environment(GetParam().second, {{"UCX_ZIP_STAGING_SIZE", "64m"}}));
-    pair.timeout(100);
-    const size_t contexts = Machine::get().contexts().size();
-    pair.run(
-            [&](Channel &channel) {
-                {
-                    Worker worker;
-                    Endpoint *to = worker.connect(channel.receive());
-                    // each to each, all at once
-                    std::vector<std::unique_ptr<Memory>> sources;
-                    std::vector<ucs_status_ptr_t> requests;
-                    for (size_t i = 0; i < contexts * contexts; ++i) {
-                        sources.push_back(std::make_unique<Memory>(
-                                true, LENGTH, i % 16, Machine::get().contexts()[i % contexts]));
-                        sources.back()->put(Data::BF16, i);
-                        requests.push_back(send(to, *sources.back(), i));
-                    }
-                    for (ucs_status_ptr_t request : requests) {
-                        EXPECT_EQ(UCS_OK, worker.wait(request));
-                    }
-                    EXPECT_EQ("next", worker.serve(channel));
-                    EXPECT_EQ(UCS_OK, worker.close(to));
-                    channel.send("closed");
-                }
-                EXPECT_EQ(0u, Machine::get().faults());
-            },
-            [&](Channel &channel) {
-                {
-                    Worker worker;
-                    channel.send(worker.address());
-                    std::vector<std::unique_ptr<Memory>> targets;
-                    std::vector<ucs_status_ptr_t> requests;
-                    for (size_t i = 0; i < contexts * contexts; ++i) {
-                        targets.push_back(std::make_unique<Memory>(
-                                true, LENGTH, i * 5 % 16, Machine::get().contexts()[i / contexts]));
-                        targets.back()->poison();
-                        requests.push_back(receive(worker, *targets.back(), i));
-                    }
-                    for (size_t i = 0; i < requests.size(); ++i) {
-                        EXPECT_EQ(UCS_OK, worker.wait(requests[i]));
-                        EXPECT_TRUE(targets[i]->holds(Data::BF16, i)) << "message " << i;
-                    }
-                    channel.send("next");
-                    worker.serve(channel);
-                }
-                EXPECT_EQ(0u, Machine::get().faults());
-            });
 }
 
 // A GPU that fails at either end, early or late, ends in an error at both and in no hang.
@@ -733,7 +1107,7 @@ TEST(GpuSelection, LargeMessagesGoThroughZipAloneAndSmallOnesAsWithout)
                     {"UCX_MODULES", "^efa"},
                     {"UCX_FENCE_MODE", "weak"},
                     {"LD_PRELOAD", verbs}};
-    for (const char *gbps : {"1", "12", "50"}) {
+    for (const char *gbps : {"1", "12", "50", "100", "200", "400"}) {
         std::string log[2]; // without zip, with
         for (const char *tls : {"rc_verbs,ud_verbs,cuda_copy", "zip,rc_verbs,ud_verbs,cuda_copy"}) {
             Processes pair(environment(rc, {{"UCX_TLS", tls},
