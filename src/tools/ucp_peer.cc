@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,10 @@ UcpPeer::UcpPeer(std::string tls, Settings settings) : tls_(std::move(tls)), set
         params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
         params.features = UCP_FEATURE_TAG | (settings.one_sided ? UCP_FEATURE_RMA : 0);
         params.estimated_num_eps = 1;
+        // Two threads that begin at once can lock each other out where UCX hooks malloc() (seen
+        // with 1.22 and UCX_MEM_MMAP_HOOK_MODE=reloc).
+        static std::mutex one_at_a_time;
+        const std::lock_guard<std::mutex> guard(one_at_a_time);
         status = ucp_init(&params, config, &context_);
     }
     ucp_config_release(config);
