@@ -72,6 +72,7 @@ nlohmann::ordered_json to_json(const BenchRow &r)
     put(row, "window", r.window);
     put(row, "wire_gbps", r.wire_gbps);
     put(row, "mps", r.mps);
+    put(row, "gpus", r.gpus);
     put(row, "in_process", r.in_process);
     put(row, "op", r.op);
     put(row, "codec", r.codec);

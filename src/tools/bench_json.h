@@ -39,6 +39,7 @@ struct BenchRow {
     std::optional<uint64_t> window;        // messages at a time
     std::optional<double> wire_gbps;       // what the wire was set to, 10^9 bytes/s each way
     std::optional<bool> mps;               // CUDA's Multi-Process Service was used
+    std::optional<std::string> gpus;       // their numbers, "0 to 1", where they are not one
     std::optional<bool> in_process;        // both sides were threads of one process
 
     // zipperf codec

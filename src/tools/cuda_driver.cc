@@ -110,9 +110,8 @@ Context::Context(int device) : device_(device)
         throw Error("there is no GPU " + std::to_string(device) + ": the driver sees " +
                     std::to_string(count));
     }
-    ContextHandle handle = nullptr;
-    check(call().retain(&handle, device), "cuDevicePrimaryCtxRetain");
-    const int result = call().set_current(handle);
+    check(call().retain(&handle_, device), "cuDevicePrimaryCtxRetain");
+    const int result = call().set_current(handle_);
     if (result != 0) {
         call().release(device);
     }
@@ -123,6 +122,11 @@ Context::~Context()
 {
     call().set_current(nullptr);
     call().release(device_);
+}
+
+void Context::use() const
+{
+    check(call().set_current(handle_), "cuCtxSetCurrent");
 }
 
 std::string Context::name() const

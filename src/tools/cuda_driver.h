@@ -82,6 +82,7 @@ public:
     Context(const Context &) = delete;
     Context &operator=(const Context &) = delete;
 
+    void use() const; // makes it the calling thread's current one
     std::string name() const;
     int multiprocessors() const;
     uint64_t free_memory() const;
@@ -90,6 +91,7 @@ public:
 
 private:
     int device_;
+    ContextHandle handle_ = nullptr;
 };
 
 enum class Memory {

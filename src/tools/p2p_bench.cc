@@ -560,7 +560,8 @@ private:
                 const std::string &memory = side == 0 ? options_.memory : options_.to_memory;
                 texts[side] = json{{"first", side == 0},
                                    {"cuda", memory == "cuda"},
-                                   {"gpu", side == 0 ? options_.gpu : options_.to_gpu},
+                                   {"gpus",
+                                    side == 0 ? std::vector<int>{options_.gpu} : options_.to_gpus},
                                    {"zip", pair->variant().zip},
                                    {"verify", options_.verify},
                                    {"registered", options_.registered},
@@ -622,6 +623,20 @@ std::vector<size_t> best_variants(const std::vector<P2pVariant> &variants,
 double gbps(uint64_t bytes, double seconds)
 {
     return seconds > 0 ? static_cast<double>(bytes) / seconds / 1e9 : 0.0;
+}
+
+// Numbers of the GPUs, "0 to 1", where they are not one. Only the sides with GPU memory count.
+std::string gpus_of(const P2pOptions &options)
+{
+    if (options.memory != "cuda" || options.to_memory != "cuda" ||
+        options.to_gpus == std::vector<int>{options.gpu}) {
+        return "";
+    }
+    std::string text = std::to_string(options.gpu) + " to ";
+    for (size_t i = 0; i < options.to_gpus.size(); ++i) {
+        text += (i > 0 ? " and " : "") + std::to_string(options.to_gpus[i]);
+    }
+    return text;
 }
 
 // Rows of all strategies at a point.
@@ -707,6 +722,9 @@ std::vector<BenchRow> rows_of(const P2pOptions &options, const P2pWire &wire,
         }
         row.mps = conditions.mps.value_or(options.mps);
         row.in_process = options.in_process;
+        if (const std::string gpus = gpus_of(options); !gpus.empty()) {
+            row.gpus = gpus;
+        }
         rows.push_back(std::move(row));
     }
     return rows;
@@ -717,7 +735,8 @@ void print_rows(const P2pOptions &options, const P2pWire &wire, const Conditions
 {
     const BenchRow &first = rows.front();
     const bool gpu = options.memory == "cuda" || options.to_memory == "cuda";
-    std::printf("%s over %s, %s, %s; %s to %s memory, %u at a time, %s%s%s\n",
+    const std::string gpus = gpus_of(options);
+    std::printf("%s over %s, %s, %s; %s to %s memory, %u at a time, %s%s%s%s\n",
                 first.direction.c_str(), wire.name.c_str(), first.dtype.c_str(), first.data.c_str(),
                 options.memory.c_str(), options.to_memory.c_str(), options.window,
                 options.in_process ? "two threads of one process" : "two processes",
@@ -725,7 +744,7 @@ void print_rows(const P2pOptions &options, const P2pWire &wire, const Conditions
                 : conditions.mps.value_or(false) ? " under MPS on "
                 : options.in_process             ? " on "
                                                  : " WITHOUT MPS on ",
-                conditions.device.c_str());
+                conditions.device.c_str(), gpus.empty() ? "" : (", GPU " + gpus).c_str());
     Table table({"size", "strategy", "us", "p10..p90", "GB/s", "ratio", "speed-up", "p10..p90",
                  "of plain", "bound GB/s", "bits"});
     for (const BenchRow &row : rows) {
@@ -869,7 +888,10 @@ void run_p2p_bench(const P2pOptions &given)
 {
     P2pOptions options = given;
     options.to_memory = options.to_memory.empty() ? options.memory : options.to_memory;
-    options.to_gpu = options.to_gpu < 0 ? options.gpu : options.to_gpu;
+    options.to_gpus = options.to_gpus.empty() ? std::vector<int>{options.gpu} : options.to_gpus;
+    if (options.to_gpus.size() > 1 && options.ops != std::vector<std::string>{"send"}) {
+        throw Error("several receiving GPUs (--to-gpu) are for --op send alone");
+    }
 
     const std::vector<uint64_t> sizes = sizes_of(options);
     const std::vector<P2pWire> wires = p2p_wires(options);

@@ -21,7 +21,7 @@ struct P2pOptions {
     std::string memory = "host"; // of the sender
     std::string to_memory;       // of the receiver; empty: the same
     int gpu = 0;
-    int to_gpu = -1; // -1: the same
+    std::vector<int> to_gpus; // messages go to them in turn; empty: the same
     unsigned misalign = 0;
     bool registered = true;           // memory is given to UCX beforehand
     std::string source_size = "128M"; // memory that a sender takes its messages from, in turn

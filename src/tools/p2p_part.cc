@@ -59,9 +59,11 @@ ucp_tag_t message_tag(uint64_t iteration, size_t index)
 // Memory of either kind that messages lie in.
 class TransferMemory {
 public:
-    TransferMemory(bool cuda, uint64_t size)
+    // `context`: whose device it is on; NULL: the host.
+    TransferMemory(const cuda::Context *context, uint64_t size) : context_(context)
     {
-        if (cuda) {
+        if (context != nullptr) {
+            context->use();
             device_.emplace(cuda::Memory::kDevice, size);
             staging_.emplace(cuda::Memory::kPinnedHost, std::min(size, kStaging));
             stream_.emplace();
@@ -75,6 +77,7 @@ public:
     void write(uint64_t offset, const std::byte *from, uint64_t size)
     {
         if (device_) {
+            context_->use();
             // Waits until the device has it: cuMemcpy from pageable memory may return before.
             stream_->copy(device_->address() + offset, reinterpret_cast<cuda::Address>(from), size);
             stream_->synchronize();
@@ -87,6 +90,7 @@ public:
     void poison(uint64_t offset, uint64_t size, uint8_t value)
     {
         if (device_) {
+            context_->use();
             stream_->set_bytes(device_->address() + offset, value, size);
             stream_->synchronize();
         } else {
@@ -99,6 +103,7 @@ public:
         if (!device_) {
             return hash_blocks(host_.data() + offset, size);
         }
+        context_->use();
         std::vector<Hash128> all;
         for (uint64_t done = 0; done < size;) {
             const uint64_t part = std::min(size - done, staging_->size());
@@ -116,6 +121,7 @@ public:
     {
         std::string bytes(static_cast<size_t>(size), '\0');
         if (device_) {
+            context_->use();
             cuda::download(bytes.data(), device_->address() + offset, size);
         } else {
             std::memcpy(bytes.data(), host_.data() + offset, bytes.size());
@@ -124,6 +130,7 @@ public:
     }
 
 private:
+    const cuda::Context *context_;
     Arena host_;
     std::optional<cuda::Buffer> device_;
     std::optional<cuda::Buffer> staging_;
@@ -133,11 +140,11 @@ private:
 // Memory cut into places for messages, known to UCX.
 class Slots {
 public:
-    Slots(const UcpPeer &peer, bool cuda, uint64_t size, size_t count, uint64_t misalign,
-          bool registered)
+    Slots(const UcpPeer &peer, const cuda::Context *context, uint64_t size, size_t count,
+          uint64_t misalign, bool registered)
         : size_(size),
           stride_((size + misalign + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment),
-          misalign_(misalign), count_(count), memory_(cuda, stride_ * count)
+          misalign_(misalign), count_(count), memory_(context, stride_ * count)
     {
         if (registered) {
             known_.emplace(peer, memory_.data(), static_cast<size_t>(stride_ * count));
@@ -168,15 +175,16 @@ size_t source_slots(uint64_t source, uint64_t size, size_t window)
 }
 
 struct Role {
-    bool first = false; // the side that sends, and takes the time
-    bool cuda = false;
-    int gpu = 0;
+    bool first = false;                      // the side that sends, and takes the time
+    std::vector<const cuda::Context *> gpus; // empty: the host's memory
     bool zip = false;
     bool verify = true;
     bool registered = true;
     uint64_t misalign = 0;
     uint64_t source = 0;
     double timeout_s = 0;
+
+    const cuda::Context *gpu(size_t i) const { return i < gpus.size() ? gpus[i] : nullptr; }
 };
 
 ValuePool read_pool(const std::string &path, const std::string &dtype)
@@ -220,15 +228,18 @@ public:
         sends_ = role.first || both;
         receives_ = !role.first || both;
         if (sends_) {
-            source_ = std::make_unique<Slots>(peer_, role.cuda, size_,
+            source_ = std::make_unique<Slots>(peer_, role.gpu(0), size_,
                                               source_slots(role.source, size_, window_),
                                               role.misalign, role.registered);
             fill_source(point);
         }
         if (receives_) {
             // Two windows: UCX never sees the same addresses twice in a row.
-            target_ = std::make_unique<Slots>(peer_, role.cuda, size_, 2 * window_, role.misalign,
-                                              role.registered || op_ == "put");
+            for (size_t i = 0; i < std::max<size_t>(role.gpus.size(), 1); ++i) {
+                targets_.push_back(std::make_unique<Slots>(peer_, role.gpu(i), size_, 2 * window_,
+                                                           role.misalign,
+                                                           role.registered || op_ == "put"));
+            }
         }
         if (op_ == "put") {
             if (role.first) {
@@ -239,9 +250,9 @@ public:
                 std::memcpy(&remote_address_, key.data(), sizeof(remote_address_));
                 key_ = std::make_unique<UcpRemoteKey>(peer_, key.substr(sizeof(remote_address_)));
             } else {
-                const auto address = reinterpret_cast<uint64_t>(target_->data(0));
+                const auto address = reinterpret_cast<uint64_t>(target(0).data(0));
                 std::string key(reinterpret_cast<const char *>(&address), sizeof(address));
-                send_pair(FrameType::kKey, key + target_->key());
+                send_pair(FrameType::kKey, key + target(0).key());
             }
         }
     }
@@ -364,12 +375,14 @@ private:
 
     size_t first_source() const { return iteration_ * window_; }
     size_t first_target() const { return iteration_ % 2 * window_; }
+    // Of a message of the window.
+    Slots &target(size_t message) { return *targets_[message % targets_.size()]; }
 
     void poison()
     {
         const auto value = static_cast<uint8_t>(0xa5 ^ (iteration_ & 0xff));
         for (size_t i = 0; i < window_; ++i) {
-            target_->memory().poison(target_->offset(first_target() + i), size_, value);
+            target(i).memory().poison(target(i).offset(first_target() + i), size_, value);
         }
     }
 
@@ -387,8 +400,8 @@ private:
             for (size_t i = 0; i < window_; ++i) {
                 receives[i].batch = &arrived;
                 peer_.receive(receives[i], message_tag(iteration_, i),
-                              target_->data(first_target() + i), static_cast<size_t>(size_),
-                              target_->handle());
+                              target(i).data(first_target() + i), static_cast<size_t>(size_),
+                              target(i).handle());
             }
         }
         if (sends_) {
@@ -519,7 +532,7 @@ private:
         std::vector<Hash128> got;
         for (size_t i = 0; i < window_; ++i) {
             const std::vector<Hash128> one =
-                    target_->memory().hashes(target_->offset(first_target() + i), size_);
+                    target(i).memory().hashes(target(i).offset(first_target() + i), size_);
             got.insert(got.end(), one.begin(), one.end());
         }
         const std::optional<size_t> difference = first_difference(sent, got);
@@ -532,8 +545,8 @@ private:
         const uint64_t offset = *difference % blocks * kHashBlock;
         send_pair(FrameType::kBlock, json{{"message", message}, {"offset", offset}}.dump());
         const std::string want = receive_pair(FrameType::kBlock);
-        const std::string have = target_->memory().read(
-                target_->offset(first_target() + message) + offset, want.size());
+        const std::string have = target(message).memory().read(
+                target(message).offset(first_target() + message) + offset, want.size());
         const std::optional<BlockDifference> what = compare_block(want, have);
         const std::string where =
                 what ? format("from byte %llu on (%02x instead of %02x; %zu of the %zu bytes of "
@@ -562,8 +575,9 @@ private:
     UcpPeer peer_;
     bool sends_ = false;
     bool receives_ = false;
-    std::unique_ptr<Slots> source_, target_;
-    std::vector<std::vector<Hash128>> hashes_; // of the source's slots, once they were needed
+    std::unique_ptr<Slots> source_;
+    std::vector<std::unique_ptr<Slots>> targets_; // one on each GPU
+    std::vector<std::vector<Hash128>> hashes_;    // of the source's slots, once they were needed
     std::unique_ptr<UcpRemoteKey> key_;
     uint64_t remote_address_ = 0;
     uint64_t iteration_ = 0;
@@ -601,7 +615,7 @@ struct Side {
     OobChannel control;
     OobChannel pair;
     Role role;
-    std::optional<cuda::Context> context;
+    std::vector<std::unique_ptr<cuda::Context>> contexts;
     std::unique_ptr<Point> point;
 };
 
@@ -610,8 +624,6 @@ void Side::introduce()
     FrameType type{};
     const json hello = json::parse(next_command(control, &type));
     role.first = hello.at("first").get<bool>();
-    role.cuda = hello.at("cuda").get<bool>();
-    role.gpu = hello.at("gpu").get<int>();
     role.zip = hello.at("zip").get<bool>();
     role.verify = hello.at("verify").get<bool>();
     role.registered = hello.at("registered").get<bool>();
@@ -620,10 +632,13 @@ void Side::introduce()
     role.timeout_s = hello.at("timeout").get<double>();
 
     json answer{{"device", ""}};
-    if (role.cuda) {
-        context.emplace(role.gpu);
-        answer["device"] = context->name();
-        if (const std::optional<bool> mps = context->shared_by_mps()) {
+    if (hello.at("cuda").get<bool>()) {
+        for (const int gpu : hello.at("gpus").get<std::vector<int>>()) {
+            role.gpus.push_back(contexts.emplace_back(std::make_unique<cuda::Context>(gpu)).get());
+        }
+        role.gpus[0]->use();
+        answer["device"] = role.gpus[0]->name();
+        if (const std::optional<bool> mps = role.gpus[0]->shared_by_mps()) {
             answer["mps"] = *mps;
         }
     }

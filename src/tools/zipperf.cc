@@ -115,7 +115,10 @@ void add_p2p(CLI::App &app, tools::P2pOptions &options)
     p2p->add_option("--gpu", options.gpu, "Number of the sender's GPU")
             ->check(CLI::Range(0, 1023))
             ->capture_default_str();
-    p2p->add_option("--to-gpu", options.to_gpu, "Number of the receiver's (default: the same)")
+    p2p->add_option("--to-gpu", options.to_gpus,
+                    "Number of the receiver's (default: the same), or several: messages go to "
+                    "them in turn, all of a --window at once")
+            ->delimiter(',')
             ->check(CLI::Range(0, 1023));
     p2p->add_option("--misalign", options.misalign,
                     "Bytes behind an aligned address at which messages start")

@@ -89,7 +89,7 @@ FAKE_CUDA int cuGetErrorString(int, const char **text)
 }
 FAKE_CUDA int cuDeviceGetCount(int *count)
 {
-    *count = 1;
+    *count = 2;
     return kSuccess;
 }
 FAKE_CUDA int cuDeviceGetName(char *name, int size, int)

@@ -95,6 +95,7 @@ fails "rc with no such device" "no file" --strategy ucx --wire rc --verbs "$dir/
 fails "a wire's speed that is none" "not a number of 10^9" --strategy ucx --wire rc --verbs /bin/true --wire-gbps fast
 fails "unknown operation" "not in {" --op get
 fails "unknown memory" "not in {" --memory rocm
+fails "several GPUs that puts go to" "are for --op send alone" --strategy ucx --op send,put --to-gpu 0,1
 fails "unknown type" "fp17" --dtype fp17
 fails "bad size" "unknown unit" --strategy ucx --size 64X
 fails "size beyond the memory" "does not fit" --strategy ucx --size 999999G
@@ -172,6 +173,9 @@ if [ -n "${ZIP_TEST_FAKE_CUDA:-}" ]; then
     LD_LIBRARY_PATH=$ZIP_TEST_FAKE_CUDA:${LD_LIBRARY_PATH:-} good "the way of CUDA memory, with a driver for tests" '
 assert {(r["memory"], r["to_memory"]) for r in rows} == {("cuda", "cuda")} and doc["device"] != ""' \
         --size 100001,40M --memory cuda --strategy ucx --wire custom --tls tcp --env UCX_MODULES=^cuda --env UCX_NET_DEVICES=lo
+    LD_LIBRARY_PATH=$ZIP_TEST_FAKE_CUDA:${LD_LIBRARY_PATH:-} good "messages to two GPUs in turn, with a driver for tests" '
+assert {(r["gpus"], r["window"]) for r in rows} == {("0 to 0 and 1", 3)}' \
+        --size 300001 --window 3 --memory cuda --to-gpu 0,1 --strategy ucx --wire custom --tls tcp --env UCX_MODULES=^cuda --env UCX_NET_DEVICES=lo
 fi
 left "good runs"
 
