@@ -55,6 +55,7 @@ fails() {
 
 # A receiver in the background; sets $receiver and $port. Its stderr goes to $dir/receiver.
 start_receiver() {
+    : >"$dir/listening" # not the last one's port, should this be read before the receiver begins
     "$zipperf" model --listen 127.0.0.1:0 --wait 10 "$@" >"$dir/listening" 2>"$dir/receiver" &
     receiver=$!
     port=

@@ -210,7 +210,8 @@ int Gpu::local_ordinal(const Allocation &allocation, int otherwise)
     return otherwise;
 }
 
-// The peer's allocation in this process; null if it cannot be opened.
+// The peer's allocation in this process, as a GPU of this process reaches it (`local_device`; -1:
+// any); null if it cannot be opened.
 Gpu::Mapping *Gpu::map(Slot &peer, uint32_t index, int local_device)
 {
     const Allocation &allocation = peer.allocation[index];
@@ -218,23 +219,30 @@ Gpu::Mapping *Gpu::map(Slot &peer, uint32_t index, int local_device)
     if (id == 0) {
         return nullptr;
     }
-    auto it = m_mappings.find(id);
+    auto it = m_mappings.find({id, local_device});
     if (it != m_mappings.end()) {
         return &it->second;
     }
     sweep(true); // the driver may refuse to open what replaces an allocation that is still open
-    const int ordinal = local_ordinal(allocation, local_device);
+    const int owner = local_ordinal(allocation, std::max(local_device, 0));
     CUipcMemHandle handle;
     memcpy(&handle, allocation.handle, sizeof(handle));
     CUdeviceptr base = 0;
-    const int rc =
-            device(ordinal) == nullptr ? -1 : m_driver->open_handle(&base, handle, kLazyPeerAccess);
+    int rc = -1, through = -1;
+    // Another GPU than the owner's reaches it by peer access, or else through host memory.
+    for (int ordinal : {local_device, owner}) {
+        if (rc != 0 && ordinal >= 0 && device(ordinal) != nullptr) {
+            rc = m_driver->open_handle(&base, handle, kLazyPeerAccess);
+            through = ordinal;
+        }
+    }
     if (rc != 0) {
         fprintf(stderr, "swverbs[%d]: cannot open the peer's GPU memory: CUDA error %d\n", getpid(),
                 rc);
         return nullptr;
     }
-    return &(m_mappings[id] = {base, ordinal, &peer, index, peer.head.generation.load(), 0});
+    const Mapping mapping = {base, through, &peer, index, peer.head.generation.load(), 0};
+    return &(m_mappings[{id, local_device}] = mapping);
 }
 
 Gpu::Copy *Gpu::start(Slot &peer, const PieceList &local, const PieceList &remote, bool write,
@@ -272,7 +280,7 @@ Gpu::Copy *Gpu::start(Slot &peer, const PieceList &local, const PieceList &remot
             if (&peer == self) {
                 ordinal = ordinal < 0 ? self->allocation[index].device : ordinal;
             } else {
-                copy->mapping = map(peer, index, std::max(ordinal, 0));
+                copy->mapping = map(peer, index, run.local_gpu ? ordinal : -1);
                 if (copy->mapping == nullptr) {
                     return nullptr;
                 }
@@ -421,7 +429,7 @@ void Gpu::sweep(bool all)
     for (auto it = m_mappings.begin(); it != m_mappings.end();) {
         Mapping &m = it->second;
         const bool valid = m.owner->head.generation.load() == m.generation && alive(*m.owner) &&
-                           m.owner->allocation[m.allocation].id.load() == it->first;
+                           m.owner->allocation[m.allocation].id.load() == it->first.first;
         if (valid || m.users != 0) {
             if (!valid) {
                 m_swept = gone - 1; // again, later

@@ -7,6 +7,7 @@
 
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace swverbs {
@@ -41,7 +42,7 @@ private:
     struct Device;
     struct Mapping {
         uint64_t base;
-        int device;
+        int device; // that copies
         Slot *owner;
         uint32_t allocation, generation;
         unsigned users;
@@ -55,8 +56,8 @@ private:
 
     std::unique_ptr<Driver> m_driver;
     std::map<int, std::unique_ptr<Device>> m_devices;
-    std::map<uint64_t, Mapping> m_mappings; // by Allocation::id
-    uint8_t *m_bounce = nullptr;            // pinned; kBounces pieces of SWVERBS_CHUNK
+    std::map<std::pair<uint64_t, int>, Mapping> m_mappings; // by Allocation::id and GPU
+    uint8_t *m_bounce = nullptr; // pinned; kBounces pieces of SWVERBS_CHUNK
     std::vector<unsigned> m_free_bounces;
     uint32_t m_swept = 0;
 };
