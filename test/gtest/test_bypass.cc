@@ -195,7 +195,8 @@ unsigned gpu_coded(GpuBypass &bypass, size_t length, double real, double coding,
     for (unsigned i = 0; i < count; ++i) {
         const Way way = bypass.choose(length, 0.67, 0);
         const double on_wire = static_cast<double>(length) / real;
-        bypass.end(way, length, 0.67, way == Way::CODED ? 0.67 * on_wire + coding : on_wire + 1e-5);
+        bypass.end(way, length, 0.67, false, i,
+                   i + (way == Way::CODED ? 0.67 * on_wire + coding : on_wire + 1e-5));
         coded += i >= count / 2 && way == Way::CODED;
     }
     return coded;
@@ -227,7 +228,7 @@ TEST(GpuBypass, OneSlowOperationIsNotALoss)
 {
     GpuBypass bypass(50e9);
     gpu_coded(bypass, 64 * MIB, 50e9, 50e-6, 20);
-    bypass.end(Way::CODED, 64 * MIB, 0.67, 1.0);
+    bypass.end(Way::CODED, 64 * MIB, 0.67, false, 20, 21);
     EXPECT_EQ(Way::CODED, bypass.choose(64 * MIB, 0.67, 0));
 }
 
@@ -240,8 +241,9 @@ TEST(GpuBypass, ASlowStartIsNotALoss)
     for (unsigned i = 0; i < 60; ++i) {
         const Way way = bypass.choose(8 * MIB, 0.67, 0);
         const double cold = i < 5 ? 5 : 1;
-        bypass.end(way, 8 * MIB, 0.67,
-                   cold * (way == Way::CODED ? 0.67 * BYTES / WIRE + 45e-6 : BYTES / WIRE + 1e-5));
+        bypass.end(
+                way, 8 * MIB, 0.67, false, i,
+                i + cold * (way == Way::CODED ? 0.67 * BYTES / WIRE + 45e-6 : BYTES / WIRE + 1e-5));
         coded += i >= 30 && way == Way::CODED;
     }
     EXPECT_EQ(30u, coded);
@@ -265,9 +267,53 @@ TEST(GpuBypass, LeavesAWireThatIsFasterThanTheGpu)
         const auto bytes = static_cast<double>(256 * MIB);
         const Way way = bypass.choose(256 * MIB, 0.67, 0);
         coded += i >= 6 && way == Way::CODED;
-        bypass.end(way, 256 * MIB, 0.67, way == Way::CODED ? bytes / 220e9 : bytes / 700e9 + 1e-5);
+        bypass.end(way, 256 * MIB, 0.67, false, i,
+                   i + (way == Way::CODED ? bytes / 220e9 : bytes / 700e9 + 1e-5));
     }
     EXPECT_LE(coded, 8u) << "two each time that it is tried again";
+}
+
+// Four operations at a time on a wire of `real` bytes a second, where coded ones go through at
+// `coding` bytes a second at most. Returns how many of the last half were coded.
+unsigned gpu_coded_among_others(GpuBypass &bypass, size_t length, double real, double coding,
+                                unsigned count)
+{
+    const auto bytes = static_cast<double>(length);
+    std::deque<std::pair<Way, double>> under_way; // when posted
+    double now = 1;
+    unsigned coded = 0;
+    for (unsigned i = 0; i < count; ++i) {
+        const Way way = bypass.choose(length, 0.67, under_way.size() * length);
+        coded += i >= count / 2 && way == Way::CODED;
+        under_way.emplace_back(way, now);
+        if (under_way.size() < 4) {
+            continue;
+        }
+        const auto [ended, posted] = under_way.front();
+        under_way.pop_front();
+        now += ended == Way::CODED ? std::max(0.67 * bytes / real, bytes / coding) : bytes / real;
+        bypass.end(ended, length, 0.67, true, posted, now);
+    }
+    return coded;
+}
+
+TEST(GpuBypass, AmongOthersStaysWithWhatGains)
+{
+    GpuBypass bypass(50e9);
+    EXPECT_GE(gpu_coded_among_others(bypass, 16 * MIB, 50e9, 1e12, 2000), 980u);
+}
+
+TEST(GpuBypass, AmongOthersLeavesWhatLoses)
+{
+    GpuBypass bypass(50e9);
+    EXPECT_LE(gpu_coded_among_others(bypass, 16 * MIB, 50e9, 12e9, 4000), 60u);
+}
+
+TEST(GpuBypass, AmongOthersLearnsThatTheWireIsFaster)
+{
+    GpuBypass bypass(150e9);
+    EXPECT_LE(gpu_coded_among_others(bypass, 64 * MIB, 400e9, 220e9, 4000), 60u);
+    EXPECT_GT(bypass.wire(), 300e9);
 }
 
 TEST(GpuBypass, LearnsThatTheWireIsSlower)
@@ -283,7 +329,10 @@ TEST(GpuBypass, TakesAnySizeAndAnyTime)
     GpuBypass bypass(0);
     for (size_t length : {size_t(0), size_t(1), MIB, size_t(1) << 40, SIZE_MAX}) {
         for (double seconds : {0.0, 1e-9, 1e9}) {
-            bypass.end(bypass.choose(length, 0.67, SIZE_MAX), length, 0.67, seconds);
+            for (bool queued : {false, true}) {
+                bypass.end(bypass.choose(length, 0.67, queued ? SIZE_MAX : 0), length, 0.67, queued,
+                           1.0, 1.0 + seconds);
+            }
         }
     }
 }

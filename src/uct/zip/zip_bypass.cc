@@ -214,8 +214,12 @@ namespace {
 constexpr double STRAIGHT_SECONDS = 12e-6, CODED_SECONDS = 38e-6;
 constexpr double LONG_ENOUGH = 100e-6; // to tell the wire's speed from
 constexpr double FASTER = 1.3;         // than believed, from which on a coded operation shows it
-constexpr unsigned FIRST_TRIAL = 3,
-                   TRIAL = 128;     // operations until one goes straight to see the wire
+// Operations until some go straight to see the wire: the first time, again, and how many.
+struct Trial {
+    unsigned first, again, length;
+};
+constexpr Trial TRIALS[] = {{3, 128, 1}, {16, 512, 6}}; // alone, among others
+constexpr unsigned BATCH = 4;       // operations among others that are one sample
 constexpr double LOSS = 0.02;       // of coding, from which on it is left
 constexpr unsigned FIRST_CODED = 2; // operations, which pay for staging memory and the like
 constexpr unsigned LOSSES = 2;      // measured operations before that
@@ -250,49 +254,92 @@ bool GpuBypass::may_gain(size_t length, double ratio, size_t queued) const
 
 Way GpuBypass::choose(size_t length, double ratio, size_t queued)
 {
+    Load &load = loads_[queued > 0];
+    Cell &cell = load.cells[size_class(length, SIZE_CLASSES)];
+    const auto bytes = static_cast<double>(length);
+    const double straight = queued > 0 ? bytes / wire_ : straight_seconds(bytes);
+    const Trial &trial = TRIALS[queued > 0];
+    Way way = Way::CODED;
     if (wire_ <= 0) {
-        return Way::CODED;
-    }
-    if (!may_gain(length, ratio, queued)) {
-        return Way::STRAIGHT;
-    }
-    const double bytes = static_cast<double>(length) + static_cast<double>(queued);
-    Cell &cell = cells_[size_class(length, SIZE_CLASSES)];
-    const double coded = cell.coded.value() * static_cast<double>(length);
-    if (queued == 0 && cell.coded.count() >= LOSSES &&
-        coded > (1 + LOSS) * straight_seconds(bytes)) {
-        if (++cell.skipped < PAUSE << std::min(cell.pauses, MAX_PAUSE_DOUBLINGS)) {
-            return Way::STRAIGHT;
+        way = Way::CODED;
+    } else if (!may_gain(length, ratio, queued)) {
+        way = Way::STRAIGHT;
+    } else if (cell.coded.count() >= LOSSES && cell.coded.value() * bytes > (1 + LOSS) * straight) {
+        way = Way::STRAIGHT;
+        if (++cell.skipped >= PAUSE << std::min(cell.pauses, MAX_PAUSE_DOUBLINGS)) {
+            cell.skipped = 0;
+            cell.coded = {}; // measured anew
+            ++cell.pauses;
         }
-        cell.skipped = 0;
-        cell.coded = {}; // measured anew
-        ++cell.pauses;
+    } else if (load.trial_left > 0) {
+        --load.trial_left;
+        way = Way::STRAIGHT;
+    } else if (++load.since_trial >= (load.tried ? trial.again : trial.first)) {
+        // UCX may believe a wire slower than it is, which coded operations need not show.
+        load.since_trial = 0;
+        load.trial_left = trial.length - 1;
+        load.tried = true;
+        way = Way::STRAIGHT;
     }
-    // UCX may believe a wire slower than it is, which coded operations need not show.
-    if (queued == 0 && ++since_straight_ >= (straight_.count() > 0 ? TRIAL : FIRST_TRIAL)) {
-        since_straight_ = 0;
-        return Way::STRAIGHT;
-    }
-    return Way::CODED;
+    return way;
 }
 
-void GpuBypass::end(Way way, size_t length, double ratio, double seconds)
+// Bytes on the wire, and how long it had them.
+void GpuBypass::saw_wire(Way way, double on_wire, double seconds)
 {
-    const auto bytes = static_cast<double>(length);
-    const double beside = way == Way::CODED ? CODED_SECONDS : STRAIGHT_SECONDS;
-    const double on_wire = (way == Way::CODED ? ratio : 1.0) * bytes;
-    const double seen = seconds - beside > LONG_ENOUGH ? on_wire / (seconds - beside) : 0;
-    if (way == Way::STRAIGHT && seen > 0) {
-        straight_.add(1 / seen);
-        wire_ = 1 / straight_.value();
-    } else if (seen > FASTER * wire_) {
-        wire_ = seen; // at least: it may have had to wait for the GPU
-    }
-    if (way != Way::CODED || coded_ < FIRST_CODED) {
-        coded_ += way == Way::CODED;
+    if (seconds < LONG_ENOUGH) {
         return;
     }
-    cells_[size_class(length, SIZE_CLASSES)].coded.add(seconds / std::max(bytes, 1.0));
+    if (way == Way::STRAIGHT) {
+        straight_.add(seconds / on_wire);
+        wire_ = 1 / straight_.value();
+    } else if (on_wire / seconds > FASTER * wire_) {
+        wire_ = on_wire / seconds; // at least: it may have had to wait for the GPU
+    }
+}
+
+void GpuBypass::end(Way way, size_t length, double ratio, bool queued, double posted, double now)
+{
+    const size_t i = index(way);
+    const auto bytes = static_cast<double>(std::max<size_t>(length, 1));
+    const double on_wire = (way == Way::CODED ? ratio : 1.0) * bytes;
+    // since when only this operation was in the way of the next one
+    const double last_end = std::max(last_end_[0], last_end_[1]);
+    const double start = queued ? std::max(posted, last_end) : posted;
+    const bool pure = last_end_[1 - i] <= start; // of those before it, whatever comes after it
+    const bool cold = way == Way::CODED && coded_ < FIRST_CODED;
+    coded_ += cold;
+    drop(way, now);
+    Times &coded = loads_[queued].cells[size_class(length, SIZE_CLASSES)].coded;
+    const double seconds = std::max(now - start, 0.0);
+    if (!queued) {
+        saw_wire(way, on_wire, seconds - (way == Way::CODED ? CODED_SECONDS : STRAIGHT_SECONDS));
+        if (way == Way::CODED && !cold) {
+            coded.add(seconds / bytes);
+        }
+        return;
+    }
+    Batch &batch = batches_[i];
+    if (!pure || cold) {
+        batch = {};
+        return;
+    }
+    batch.seconds += seconds;
+    batch.bytes += bytes;
+    batch.on_wire += on_wire;
+    if (++batch.count < BATCH || batch.seconds < LONG_ENOUGH) {
+        return;
+    }
+    saw_wire(way, batch.on_wire, batch.seconds);
+    if (way == Way::CODED) {
+        coded.add(batch.seconds / batch.bytes);
+    }
+    batch = {};
+}
+
+void GpuBypass::drop(Way way, double now)
+{
+    last_end_[index(way)] = now;
 }
 
 } // namespace zip

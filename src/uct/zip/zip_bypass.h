@@ -94,7 +94,8 @@ private:
 
 // The same for GPU memory. A GPU codes faster than any wire, but takes time to start and to end, so
 // that what is worth coding follows from the wire's speed: known before anything was measured, and
-// corrected by what is; seldom one goes straight only to see the wire.
+// corrected by what is; seldom some go straight only to see the wire. Operations one after the
+// other are measured from their start to their end, those among others by what each adds.
 class GpuBypass {
 public:
     // `wire`: bytes a second that UCX believes of the transport below.
@@ -106,12 +107,16 @@ public:
     // The way for them.
     Way choose(size_t length, double ratio, size_t queued);
 
-    // An operation that had the wire to itself took `seconds`.
-    void end(Way way, size_t length, double ratio, double seconds);
+    // An operation that was begun as chosen has ended, times in seconds. `queued`: the others were
+    // under way when it was chosen; otherwise it had the wire to itself.
+    void end(Way way, size_t length, double ratio, bool queued, double posted, double now);
+    // The same, where the time says nothing.
+    void drop(Way way, double now);
 
     double wire() const { return wire_; }
 
 private:
+    static constexpr unsigned WAYS = 2;
     static constexpr unsigned SIZE_CLASSES = 16;
     // The last times a byte. Whatever holds an operation up makes it slower, and nothing faster:
     // the middle one counts, and of two the lesser.
@@ -130,14 +135,30 @@ private:
         unsigned skipped = 0; // operations that went straight because coding was slower
         unsigned pauses = 0;  // after which it was tried again
     };
+    // Of operations that are alone, and of those among others.
+    struct Load {
+        std::array<Cell, SIZE_CLASSES> cells;
+        unsigned since_trial = 0;
+        unsigned trial_left = 0; // operations of this trial that are to come
+        bool tried = false;
+    };
+    // What ended since the last sample, where ends come together.
+    struct Batch {
+        double seconds = 0;
+        double bytes = 0;
+        double on_wire = 0;
+        unsigned count = 0;
+    };
 
     double straight_seconds(double bytes) const;
+    void saw_wire(Way way, double on_wire, double seconds);
 
     double wire_;
     unsigned coded_ = 0; // operations, as far as it matters
-    unsigned since_straight_ = 0;
     Times straight_;
-    std::array<Cell, SIZE_CLASSES> cells_;
+    std::array<Load, 2> loads_; // alone, among others
+    std::array<double, WAYS> last_end_ = {};
+    std::array<Batch, WAYS> batches_;
 };
 
 } // namespace zip

@@ -43,6 +43,7 @@ struct Operation {
     float ratio = 1;           // that the probe expects
     bool measured = false;     // the bypass learns from how long it takes
     bool alone = true;         // no other was under way when it was posted
+    bool queued = false;       // another was when its way was chosen
     size_t head = 0, tail = 0; // bytes that go plain, of a coded put
     char *local;               // source of a put, destination of a get
     size_t length;

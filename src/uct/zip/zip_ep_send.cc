@@ -130,8 +130,10 @@ bool Ep::choose_way(Operation &operation)
     }
     operation.measured = true;
     if (by_gpu) {
-        operation.way = gpu_bypass->choose(operation.length, static_cast<double>(operation.ratio),
-                                           bytes_under_way - operation.length);
+        const size_t others = bytes_under_way - operation.length;
+        operation.queued = others > 0;
+        operation.way =
+                gpu_bypass->choose(operation.length, static_cast<double>(operation.ratio), others);
         return true;
     }
     auto &chooser = bypass[static_cast<size_t>(operation.kind)];
@@ -1168,8 +1170,11 @@ void Ep::unmeasure(Operation &operation)
 {
     if (operation.measured) {
         operation.measured = false;
-        if (!operation.uses_gpu) {
-            bypass[static_cast<size_t>(operation.kind)]->drop(operation.way, seconds(Clock::now()));
+        const double now = seconds(Clock::now());
+        if (operation.uses_gpu) {
+            gpu_bypass->drop(operation.way, now);
+        } else {
+            bypass[static_cast<size_t>(operation.kind)]->drop(operation.way, now);
         }
     }
 }
@@ -1179,21 +1184,21 @@ void Ep::end(Tracked &operation)
 {
     operation.done = true;
     const Operation &what = operation.what;
-    const Clock::time_point now = Clock::now();
+    const double since = seconds(what.since), now = seconds(Clock::now());
+    const auto ratio = static_cast<double>(what.ratio);
     if (what.measured && !what.uses_gpu) {
-        bypass[static_cast<size_t>(what.kind)]->end(what.way, what.length,
-                                                    static_cast<double>(what.ratio),
-                                                    seconds(what.since), seconds(now));
-    } else if (what.measured && what.alone && bytes_under_way == what.length) {
-        gpu_bypass->end(what.way, what.length, static_cast<double>(what.ratio),
-                        seconds(now) - seconds(what.since));
+        bypass[static_cast<size_t>(what.kind)]->end(what.way, what.length, ratio, since, now);
+    } else if (what.measured && (what.queued || (what.alone && bytes_under_way == what.length))) {
+        gpu_bypass->end(what.way, what.length, ratio, what.queued, since, now);
+    } else if (what.measured) {
+        gpu_bypass->drop(what.way, now);
     }
     bytes_under_way -= what.uses_gpu ? what.length : 0;
     if (what.kind == Kind::PUT && what.way == Way::CODED && what.uses_gpu) {
         --gpu_puts;
         const auto coded = static_cast<float>(what.length - what.head - what.tail);
-        const float ratio = static_cast<float>(operation.encoded) / std::max(coded, 1.0f);
-        if (ratio > what.ratio + RATIO_DRIFT) {
+        const float seen = static_cast<float>(operation.encoded) / std::max(coded, 1.0f);
+        if (seen > what.ratio + RATIO_DRIFT) {
             iface->forget_coding(what.local, what.region_id); // other data than was probed
         }
     }

@@ -222,15 +222,20 @@ double priced_overhead(const Iface *iface, double told_ratio, size_t size)
 // From which size on the operations of this memory type are worth zip's while.
 size_t least_size(const Iface *iface, bool host, int operation)
 {
+    if (!host && iface->md->bypass == BypassOption::NEVER) {
+        return iface->options.min_size;
+    }
     // A GPU's encoder and decoder take as long to start and to end as the wire needs for this.
     // The faster a wire, the more of it a card takes for itself, and the more UCX's own ways gain
-    // from several paths: seen over an emulated card (doc/performance.md).
+    // from several paths: seen over an emulated card (doc/performance.md). Over shared memory UCX
+    // copies through pinned fragments faster than it believes: zip gains from 20 MiB on.
     const double below = iface->lower_bandwidth();
     const bool one_path = iface->lower_attr.dev_num_paths <= 1; // else UCX counts each
-    const double gpu_seconds = one_path        ? 100e-6
-                               : below < 60e9  ? 60e-6
-                               : below < 120e9 ? 90e-6
-                                               : 250e-6;
+    const double gpu_seconds = iface->md->lower_rkey_ptr ? 2e-3
+                               : one_path                ? 100e-6
+                               : below < 60e9            ? 60e-6
+                               : below < 120e9           ? 90e-6
+                                                         : 250e-6;
     // The processor's, and the messages before and after, for this. Seen over an emulated card on
     // 16 cores: 128 KiB lost 7% at 1 GB/s, and 256 KiB at 2 GB/s. Over tcp the alternative is
     // slower, and what UCX believes of the wire is often more than that is.
