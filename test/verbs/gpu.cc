@@ -22,7 +22,8 @@ using CUdeviceptr = unsigned long long;
 struct CUipcMemHandle {
     char reserved[64];
 };
-constexpr int kAttributeMemoryType = 2, kAttributeBufferId = 7, kAttributeDeviceOrdinal = 9;
+constexpr int kAttributeContext = 1, kAttributeMemoryType = 2, kAttributeBufferId = 7,
+              kAttributeDeviceOrdinal = 9;
 constexpr unsigned kMemoryTypeDevice = 2;
 constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2, kLazyPeerAccess = 1;
 
@@ -135,10 +136,14 @@ int Gpu::describe(uint64_t address, uint64_t length, Allocation &allocation)
         cu.pointer_attribute(&id, kAttributeBufferId, address) != 0) {
         return EFAULT;
     }
-    // a thread of the application need not have a context
+    // The calling thread need not have the context that the memory is of, or any.
     CUcontext current = nullptr, own = nullptr;
     cu.get_current(&current);
-    if (current == nullptr && (cu.retain(&own, ordinal) != 0 || cu.set_current(own) != 0)) {
+    if ((cu.pointer_attribute(&own, kAttributeContext, address) != 0 || own == nullptr) &&
+        cu.retain(&own, ordinal) != 0) {
+        return EFAULT;
+    }
+    if (cu.set_current(own) != 0) {
         return EFAULT;
     }
     CUdeviceptr base = 0;
@@ -155,9 +160,7 @@ int Gpu::describe(uint64_t address, uint64_t length, Allocation &allocation)
                 getpid(), static_cast<unsigned long long>(address));
         result = ENOTSUP;
     }
-    if (current == nullptr) {
-        cu.set_current(nullptr);
-    }
+    cu.set_current(current);
     if (result == 0) {
         allocation.base = base;
         allocation.size = size;

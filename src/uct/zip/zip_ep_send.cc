@@ -221,10 +221,10 @@ void Ep::fail_gpu(const GpuQueue &queue)
 }
 
 // The ends of a put that go plain: what the wire carries while the first piece is encoded, and
-// while the last one is decoded.
+// while the last one is decoded. None among others, which keep the wire busy meanwhile.
 void Ep::plan_ends(Operation &put)
 {
-    if (iface->strategy() != Strategy::ENDS || !put.on_gpu() ||
+    if (bytes_under_way > put.length || iface->strategy() != Strategy::ENDS || !put.on_gpu() ||
         put.coding.dtype == ZIP_DTYPE_BYTES || !can_go_straight(put)) {
         return;
     }
