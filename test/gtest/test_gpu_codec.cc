@@ -391,6 +391,13 @@ protected:
                                              length, OFFSETS[n % std::size(OFFSETS)]));
                     ++n;
                 }
+                // a little behind a whole tile, and the memory ends with it
+                const size_t tile =
+                        format::tile_values(format_coding(coding)) * zip_dtype_size(dtype);
+                for (size_t offset : {1u, 2u, 15u}) {
+                    for (size_t rest : {size_t{1}, zip_dtype_size(dtype), size_t{13}})
+                        batch.push_back(original(coding, Data::NORMAL, tile + rest, offset));
+                }
                 round_trip(batch);
                 if (HasFatalFailure())
                     return;

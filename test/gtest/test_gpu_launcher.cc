@@ -343,7 +343,7 @@ TEST_F(Launcher, TellsKernelsWhatTheItemIs)
         EXPECT_EQ(layout.tiles, word(a, JOB_TILES, c, tile));
         EXPECT_EQ(length / 4 - tile * 8192, word(a, JOB_LEFT, c, tile));
         EXPECT_EQ(tile, word(a, JOB_TILE, c, tile));
-        EXPECT_EQ(last ? JOB_LAST : 0, word(a, JOB_FLAGS, c, tile));
+        EXPECT_EQ(0u, word(a, JOB_FLAGS, c, tile));
     }
     EXPECT_EQ(states + 3 * sizeof(ChunkState), word(b, JOB_STATE));
 }
@@ -364,8 +364,7 @@ TEST_F(Launcher, SumsAndSmallTilesAreFlags)
     i.op = ZIP_GPU_ADD;
     i.coding.small_tiles = 1;
     ASSERT_EQ(ZIP_OK, decode({i}));
-    EXPECT_EQ(JOB_LAST | JOB_SMALL | JOB_ADD,
-              word(driver_->launches[0].launch.inline_items[0], JOB_FLAGS));
+    EXPECT_EQ(JOB_SMALL | JOB_ADD, word(driver_->launches[0].launch.inline_items[0], JOB_FLAGS));
 }
 
 // A tile's parts are measured as where 16 tiles, which fill their sections without gaps, end.

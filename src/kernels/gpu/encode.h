@@ -302,10 +302,11 @@ SIMT_DEVICE void encode_tile(const Launch &launch, const AnyJob &job, uint32_t n
         }
         if (off != 0 && lane == 0) {
             const uint8_t *const end = source - off + (batch + 1) * BATCH * (16 * simt::LANES);
-            const bool last = batch + 1 == ALL_ROWS / BATCH && group + 1 == T::GROUPS &&
-                              job.last() && job.left() <= T::VALUES;
-            behind = last ? load_part(end, off) // all that there is
-                          : simt::load_stream(reinterpret_cast<const U32x4 *>(end));
+            // Behind the tile there may be less than a vector, even nothing.
+            const bool scarce = batch + 1 == ALL_ROWS / BATCH && group + 1 == T::GROUPS &&
+                                job.left() < T::VALUES + T::ROW_VALUES;
+            behind = scarce ? load_part(end, off)
+                            : simt::load_stream(reinterpret_cast<const U32x4 *>(end));
         }
     };
     load(0);

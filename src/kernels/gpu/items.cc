@@ -127,7 +127,7 @@ void finish_pattern(const Geometry &g, format::Coding coding, const Plans &plans
     const uint64_t flags = (coding.small_tiles ? JOB_SMALL : 0) | (g.add ? JOB_ADD : 0);
     ItemLayout &layout = pattern->layout;
     layout.value[1][JOB_TAIL_ROOM] = room(g.last_room, plans.last.fixed);
-    layout.value[1][JOB_FLAGS] = flags | JOB_LAST;
+    layout.value[1][JOB_FLAGS] = flags;
     uint64_t chunk_tiles = plans.last.tiles;
     pattern->tiles = plans.last.tiles;
     pattern->whole = plans.last.whole && !coding.small_tiles;

@@ -88,8 +88,7 @@ ZIP_HOST_DEVICE constexpr uint64_t tile_step(format::Coding c, JobWord w)
         return 0;
     }
 }
-constexpr uint64_t JOB_LAST = 1, JOB_SMALL = 2,
-                   JOB_ADD = 4; // the item's last chunk; small tiles; ZIP_GPU_ADD
+constexpr uint64_t JOB_SMALL = 1, JOB_ADD = 2; // small tiles; ZIP_GPU_ADD
 
 // What a zip_gpu_item_t is under one coding. A chunk without a whole value (and so without tiles)
 // counts as one tile: somebody must write its header. A stored chunk's tiles are pieces of

@@ -99,7 +99,6 @@ struct JobWords {
     SIMT_DEVICE uint32_t tiles() const { return uint32_t(of(JOB_TILES)); }
     SIMT_DEVICE uint64_t left() const { return of(JOB_LEFT); }
     SIMT_DEVICE uint32_t tile() const { return uint32_t(of(JOB_TILE)); }
-    SIMT_DEVICE bool last() const { return (of(JOB_FLAGS) & JOB_LAST) != 0; }
     SIMT_DEVICE bool small() const { return (of(JOB_FLAGS) & JOB_SMALL) != 0; }
     SIMT_DEVICE bool add() const { return (of(JOB_FLAGS) & JOB_ADD) != 0; }
 };
