@@ -270,7 +270,7 @@ TEST(GpuBypass, LeavesAWireThatIsFasterThanTheGpu)
         bypass.end(way, 256 * MIB, 0.67, false, i,
                    i + (way == Way::CODED ? bytes / 220e9 : bytes / 700e9 + 1e-5));
     }
-    EXPECT_LE(coded, 8u) << "two each time that it is tried again";
+    EXPECT_LE(coded, 12u) << "two each time that it is tried again";
 }
 
 // Four operations at a time on a wire of `real` bytes a second, where coded ones go through at

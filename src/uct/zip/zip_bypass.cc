@@ -218,13 +218,13 @@ constexpr double FASTER = 1.3;         // than believed, from which on a coded o
 struct Trial {
     unsigned first, again, length;
 };
-constexpr Trial TRIALS[] = {{3, 128, 1}, {16, 512, 6}}; // alone, among others
+constexpr Trial TRIALS[] = {{3, 128, 1}, {64, 1024, 6}}; // alone, among others
 constexpr unsigned BATCH = 4;       // operations among others that are one sample
 constexpr double LOSS = 0.02;       // of coding, from which on it is left
 constexpr unsigned FIRST_CODED = 2; // operations, which pay for staging memory and the like
 constexpr unsigned LOSSES = 2;      // measured operations before that
-constexpr unsigned PAUSE = 16;      // operations until it is tried again, then twice as many
-constexpr unsigned MAX_PAUSE_DOUBLINGS = 8;
+constexpr unsigned PAUSE = 4;       // operations until it is tried again, then twice as many
+constexpr unsigned MAX_PAUSE_DOUBLINGS = 10;
 
 } // namespace
 

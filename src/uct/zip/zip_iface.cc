@@ -231,9 +231,10 @@ size_t least_size(const Iface *iface, bool host, int operation)
     // copies through pinned fragments faster than it believes: zip gains from 20 MiB on.
     const double below = iface->lower_bandwidth();
     const bool one_path = iface->lower_attr.dev_num_paths <= 1; // else UCX counts each
-    const double gpu_seconds = iface->md->lower_rkey_ptr ? 2e-3
+    const double gpu_seconds = iface->md->lower_rkey_ptr ? 2.9e-3
                                : one_path                ? 100e-6
-                               : below < 60e9            ? 60e-6
+                               : below < 30e9            ? 60e-6
+                               : below < 60e9            ? 75e-6
                                : below < 120e9           ? 90e-6
                                                          : 250e-6;
     // The processor's, and the messages before and after, for this. Seen over an emulated card on
