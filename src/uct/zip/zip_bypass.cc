@@ -260,9 +260,7 @@ Way GpuBypass::choose(size_t length, double ratio, size_t queued)
     const double straight = queued > 0 ? bytes / wire_ : straight_seconds(bytes);
     const Trial &trial = TRIALS[queued > 0];
     Way way = Way::CODED;
-    if (wire_ <= 0) {
-        way = Way::CODED;
-    } else if (!may_gain(length, ratio, queued)) {
+    if (!may_gain(length, ratio, queued)) {
         way = Way::STRAIGHT;
     } else if (cell.coded.count() >= LOSSES && cell.coded.value() * bytes > (1 + LOSS) * straight) {
         way = Way::STRAIGHT;
