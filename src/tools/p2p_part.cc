@@ -77,10 +77,9 @@ public:
     void write(uint64_t offset, const std::byte *from, uint64_t size)
     {
         if (device_) {
-            context_->use();
             // Waits until the device has it: cuMemcpy from pageable memory may return before.
-            stream_->copy(device_->address() + offset, reinterpret_cast<cuda::Address>(from), size);
-            stream_->synchronize();
+            stream().copy(device_->address() + offset, reinterpret_cast<cuda::Address>(from), size);
+            stream().synchronize();
         } else {
             std::memcpy(host_.data() + offset, from, static_cast<size_t>(size));
         }
@@ -90,9 +89,8 @@ public:
     void poison(uint64_t offset, uint64_t size, uint8_t value)
     {
         if (device_) {
-            context_->use();
-            stream_->set_bytes(device_->address() + offset, value, size);
-            stream_->synchronize();
+            stream().set_bytes(device_->address() + offset, value, size);
+            stream().synchronize();
         } else {
             std::memset(host_.data() + offset, value, static_cast<size_t>(size));
         }
@@ -103,13 +101,12 @@ public:
         if (!device_) {
             return hash_blocks(host_.data() + offset, size);
         }
-        context_->use();
         std::vector<Hash128> all;
         for (uint64_t done = 0; done < size;) {
             const uint64_t part = std::min(size - done, staging_->size());
             // Whole blocks, but for the last one. Staging that is shorter holds all of the memory.
-            stream_->copy(staging_->address(), device_->address() + offset + done, part);
-            stream_->synchronize();
+            stream().copy(staging_->address(), device_->address() + offset + done, part);
+            stream().synchronize();
             const auto some = hash_blocks(staging_->pointer<const std::byte>(), part);
             all.insert(all.end(), some.begin(), some.end());
             done += part;
@@ -130,6 +127,13 @@ public:
     }
 
 private:
+    // For work in the context, which is current then.
+    cuda::Stream &stream()
+    {
+        context_->use();
+        return *stream_;
+    }
+
     const cuda::Context *context_;
     Arena host_;
     std::optional<cuda::Buffer> device_;

@@ -881,7 +881,7 @@ TEST_P(RealOnly, EveryKindOfItsMemoryWorks)
     }
 }
 
-// More than 32 bits count.
+// More than 31 bits count.
 TEST_P(RealOnly, ThreeGiBArriveBitForBit)
 {
     constexpr size_t BLOCK = 64 * MIB, LENGTH = 3 * GIB + BLOCK / 2 + 5;

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <mutex>
 
 #define FAKE_CUDA extern "C" __attribute__((visibility("default")))
 
@@ -35,6 +36,8 @@ struct Handle {
 char contexts[kGpus], streams[kGpus];
 thread_local void *current;
 unsigned slow_copies;
+std::mutex mutex; // of what follows, and of slow_copies: the device has a thread of its own
+using Guard = std::lock_guard<std::mutex>;
 
 std::map<uint64_t, Memory> &memories() // by address
 {
@@ -42,14 +45,17 @@ std::map<uint64_t, Memory> &memories() // by address
     return *all;
 }
 
-const Memory *find(uint64_t address)
+using Found = std::map<uint64_t, Memory>::const_iterator;
+
+// That which the address is in; memories().end(): the host's.
+Found find(uint64_t address)
 {
     auto it = memories().upper_bound(address);
     if (it == memories().begin()) {
-        return nullptr;
+        return memories().end();
     }
     --it;
-    return address < it->first + it->second.size ? &it->second : nullptr;
+    return address < it->first + it->second.size ? it : memories().end();
 }
 
 int gpu_of(const void *object, const char *objects)
@@ -72,6 +78,7 @@ FAKE_CUDA void *fake_cuda_context(int gpu)
 }
 FAKE_CUDA uint64_t fake_cuda_allocate(int gpu, size_t size)
 {
+    const Guard guard(mutex);
     static uint64_t ids = 0;
     const int file = memfd_create("fake GPU", 0);
     if (file < 0 || ftruncate(file, static_cast<off_t>(size)) != 0) {
@@ -83,6 +90,7 @@ FAKE_CUDA uint64_t fake_cuda_allocate(int gpu, size_t size)
 }
 FAKE_CUDA unsigned fake_cuda_slow_copies()
 {
+    const Guard guard(mutex);
     return slow_copies;
 }
 
@@ -118,10 +126,12 @@ FAKE_CUDA int cuCtxSetCurrent(void *context)
 FAKE_CUDA int cuPointerGetAttribute(void *value, int attribute, uint64_t address)
 {
     constexpr int kContext = 1, kType = 2, kBufferId = 7, kOrdinal = 9;
-    const Memory *const memory = find(address);
-    if (memory == nullptr) {
+    const Guard guard(mutex);
+    const Found found = find(address);
+    if (found == memories().end()) {
         return kInvalidValue;
     }
+    const Memory *const memory = &found->second;
     switch (attribute) {
     case kContext:
         *static_cast<void **>(value) = contexts + memory->gpu;
@@ -141,22 +151,24 @@ FAKE_CUDA int cuPointerGetAttribute(void *value, int attribute, uint64_t address
 }
 FAKE_CUDA int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address)
 {
-    const Memory *const memory = find(address);
-    if (memory == nullptr || current != contexts + memory->gpu) {
+    const Guard guard(mutex);
+    const Found found = find(address);
+    if (found == memories().end() || current != contexts + found->second.gpu) {
         return kNotFound;
     }
-    const auto it = --memories().upper_bound(address);
-    *base = it->first;
-    *size = it->second.size;
+    *base = found->first;
+    *size = found->second.size;
     return kSuccess;
 }
 FAKE_CUDA int cuIpcGetMemHandle(void *handle, uint64_t address)
 {
-    const Memory *const memory = find(address);
-    if (memory == nullptr || current != contexts + memory->gpu) {
+    const Guard guard(mutex);
+    const Found found = find(address);
+    if (found == memories().end() || current != contexts + found->second.gpu) {
         return kInvalidValue;
     }
-    const Handle mine = {getpid(), memory->file, memory->gpu, memory->size};
+    const Memory &memory = found->second;
+    const Handle mine = {getpid(), memory.file, memory.gpu, memory.size};
     std::memcpy(handle, &mine, sizeof(mine));
     return kSuccess;
 }
@@ -165,6 +177,7 @@ struct IpcHandle {
 };
 FAKE_CUDA int cuIpcOpenMemHandle_v2(uint64_t *address, IpcHandle handle, unsigned)
 {
+    const Guard guard(mutex);
     Handle theirs;
     std::memcpy(&theirs, handle.bytes, sizeof(theirs));
     const int through = gpu_of(current, contexts);
@@ -181,6 +194,7 @@ FAKE_CUDA int cuIpcOpenMemHandle_v2(uint64_t *address, IpcHandle handle, unsigne
 }
 FAKE_CUDA int cuIpcCloseMemHandle(uint64_t address)
 {
+    const Guard guard(mutex);
     const auto it = memories().find(address);
     if (it == memories().end() || it->second.file >= 0) {
         return kInvalidValue;
@@ -191,11 +205,13 @@ FAKE_CUDA int cuIpcCloseMemHandle(uint64_t address)
 }
 FAKE_CUDA int cuMemcpyAsync(uint64_t to, uint64_t from, size_t size, void *stream)
 {
+    const Guard guard(mutex);
     const int gpu = gpu_of(stream, streams);
     bool reached = true;
     for (const uint64_t address : {to, from}) {
-        const Memory *const memory = find(address); // NULL: the host's
-        reached = reached && (memory == nullptr || memory->gpu == gpu || memory->through == gpu);
+        const Found found = find(address);
+        reached = reached && (found == memories().end() || found->second.gpu == gpu ||
+                              found->second.through == gpu);
     }
     slow_copies += !reached;
     std::memcpy(reinterpret_cast<void *>(to), reinterpret_cast<const void *>(from), size);

@@ -259,27 +259,29 @@ Way GpuBypass::choose(size_t length, double ratio, size_t queued)
     const auto bytes = static_cast<double>(length);
     const double straight = queued > 0 ? bytes / wire_ : straight_seconds(bytes);
     const Trial &trial = TRIALS[queued > 0];
-    Way way = Way::CODED;
     if (!may_gain(length, ratio, queued)) {
-        way = Way::STRAIGHT;
-    } else if (cell.coded.count() >= LOSSES && cell.coded.value() * bytes > (1 + LOSS) * straight) {
-        way = Way::STRAIGHT;
+        return Way::STRAIGHT;
+    }
+    if (cell.coded.count() >= LOSSES && cell.coded.value() * bytes > (1 + LOSS) * straight) {
         if (++cell.skipped >= PAUSE << std::min(cell.pauses, MAX_PAUSE_DOUBLINGS)) {
             cell.skipped = 0;
             cell.coded = {}; // measured anew
             ++cell.pauses;
         }
-    } else if (load.trial_left > 0) {
+        return Way::STRAIGHT;
+    }
+    if (load.trial_left > 0) {
         --load.trial_left;
-        way = Way::STRAIGHT;
-    } else if (++load.since_trial >= (load.tried ? trial.again : trial.first)) {
-        // UCX may believe a wire slower than it is, which coded operations need not show.
+        return Way::STRAIGHT;
+    }
+    // UCX may believe a wire slower than it is, which coded operations need not show.
+    if (++load.since_trial >= (load.tried ? trial.again : trial.first)) {
         load.since_trial = 0;
         load.trial_left = trial.length - 1;
         load.tried = true;
-        way = Way::STRAIGHT;
+        return Way::STRAIGHT;
     }
-    return way;
+    return Way::CODED;
 }
 
 // Bytes on the wire, and how long it had them.

@@ -277,6 +277,7 @@ private:
     void drop_piece(Piece &piece);
     void made(const Source &source, size_t length);
     size_t piece_length(const Source &source, const Sending &to, const Side &side) const;
+    bool had_wire(const Operation &operation) const;
     void learn_decoder(const Tracked &operation);
     void plan_ends(Operation &put);
     bool poll_encoder();

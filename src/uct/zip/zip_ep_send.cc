@@ -322,7 +322,7 @@ size_t Ep::slots_wanted(unsigned ring) const
     return wanted;
 }
 
-// Has what is known of the rings of which slots could be used.
+// Makes entries of `sending` for the rings of which slots could be used.
 void Ep::know_rings_wanted()
 {
     if (!answers.empty()) {
@@ -1179,6 +1179,12 @@ void Ep::unmeasure(Operation &operation)
     }
 }
 
+// Whether no other operation of GPU memory was under way at its beginning or is now, at its end.
+bool Ep::had_wire(const Operation &operation) const
+{
+    return operation.alone && bytes_under_way == operation.length;
+}
+
 // An operation is done at the peer.
 void Ep::end(Tracked &operation)
 {
@@ -1188,7 +1194,7 @@ void Ep::end(Tracked &operation)
     const auto ratio = static_cast<double>(what.ratio);
     if (what.measured && !what.uses_gpu) {
         bypass[static_cast<size_t>(what.kind)]->end(what.way, what.length, ratio, since, now);
-    } else if (what.measured && (what.queued || (what.alone && bytes_under_way == what.length))) {
+    } else if (what.measured && (what.queued || had_wire(what))) {
         gpu_bypass->end(what.way, what.length, ratio, what.queued, since, now);
     } else if (what.measured) {
         gpu_bypass->drop(what.way, now);
@@ -1207,8 +1213,7 @@ void Ep::end(Tracked &operation)
 // The tail of a put is to arrive when what was coded is decoded.
 void Ep::learn_decoder(const Tracked &operation)
 {
-    if (operation.what.tail == 0 || !operation.what.alone ||
-        bytes_under_way != operation.what.length) {
+    if (operation.what.tail == 0 || !had_wire(operation.what)) {
         return;
     }
     const double late =
