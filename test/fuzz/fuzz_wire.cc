@@ -80,6 +80,11 @@ void fuzz_wire(const uint8_t *input, size_t size)
             fit<wire::Ack>(data, length, 0, [](wire::Ack &head, size_t slots) {
                 head.count = uint32_t(slots / sizeof(uint32_t));
             });
+        if (input[0] % KINDS == GET)
+            fit<wire::Get>(data, length, expected, [&](wire::Get &head, size_t) {
+                head.key_length = uint8_t(expected);
+                head.tail = head.length / 2;
+            });
         if (input[0] % KINDS == SEGMENT)
             fit<wire::Segment>(data, length, 0, [](wire::Segment &head, size_t bytes) {
                 head.slot = wire::Segment::INLINE;
@@ -136,9 +141,14 @@ void fuzz_wire(const uint8_t *input, size_t size)
         break;
     }
     case GET: {
-        wire::Get get;
-        if (wire::parse(data, length, get))
-            check(begins_with(get) && get.length > 0, "a get is what was sent");
+        wire::GetView get;
+        if (wire::parse(data, length, expected, get)) {
+            check(begins_with(get.head) && get.head.length > 0 && get.head.tail <= get.head.length,
+                  "a get is what was sent");
+            check(get.head.key_length == 0 || get.head.key_length == expected,
+                  "a get's key is as long as expected");
+            use(sum(get.key, get.head.key_length));
+        }
         break;
     }
     case EP_ADDRESS: {

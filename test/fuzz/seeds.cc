@@ -89,6 +89,10 @@ void add_messages(std::vector<Seed> &seeds)
     wire::Get get{};
     get.length = 1;
     seed("get", GET, message(get));
+    get.length = 1 << 20;
+    get.tail = 4096;
+    get.key_length = LOWER;
+    seed("get-with-key", GET, message(get, LOWER));
     wire::EpAddress ep{};
     ep.lower_length = LOWER;
     seed("ep-address", EP_ADDRESS, message(ep, LOWER));

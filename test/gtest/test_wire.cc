@@ -724,7 +724,14 @@ TEST_P(HostilePeer, GetsOfMemoryThatIsNotItsToReadAreRefused)
         Memory memory(battle.victim, 1000), secret(battle.victim, 1000, false);
         fill(memory.buffer.data(), 1000, Data::RANDOM, 3);
         const auto get_for = [&](uint64_t length) {
-            return Get{{battle.id}, memory.key.region, memory.address(), length, 77, 88, 0, 0};
+            Get get = {};
+            get.header.to = battle.id;
+            get.region = memory.key.region;
+            get.address = memory.address();
+            get.length = length;
+            get.to_region = 77;
+            get.to_address = 88;
+            return get;
         };
         const auto attack = [&](const char *what, const std::function<void(Get &)> &change) {
             Get get = get_for(1000);
@@ -738,6 +745,8 @@ TEST_P(HostilePeer, GetsOfMemoryThatIsNotItsToReadAreRefused)
         attack("beyond the region", [](Get &g) { ++g.address; });
         attack("one byte more", [](Get &g) { ++g.length; });
         attack("nothing", [](Get &g) { g.length = 0; });
+        attack("a tail longer than all", [](Get &g) { g.tail = 1001; });
+        attack("a key that there is not", [](Get &g) { g.key_length = 8; });
         attack("far away", [](Get &g) { g.address = ~0ull - 500; });
         attack("length of 2^64-1", [](Get &g) { g.length = ~0ull; });
         attack("length that wraps around", [](Get &g) { g.length = 0 - g.address; });
@@ -770,8 +779,10 @@ TEST_P(HostilePeer, GetsOfMemoryThatIsNotItsToReadAreRefused)
         // more at once than is answered: none of these fits a message, and no slot is lent
         Memory large(battle.victim, 100000);
         for (unsigned i = 0; i < 100; ++i) {
-            battle.send(GET,
-                        Get{{battle.id}, large.key.region, large.address(), 100000, 77, 88, 0, 0});
+            Get get = get_for(100000);
+            get.region = large.key.region;
+            get.address = large.address();
+            battle.send(GET, get);
         }
         battle.expect_endpoint_error("a flood of gets");
     });

@@ -731,6 +731,14 @@ void Nic::count(const QueuePair &q, const SendWqe &w, const Peer &peer, uint64_t
     }
 }
 
+// Whether a WRITE or READ is of GPU memory here. (What it is at the peer is seen when it arrives.)
+bool Nic::touches_gpu(const QueuePair &q, SendWqe &w) const
+{
+    PieceList local;
+    return !w.is_send() && !w.is_atomic() && !w.is_inline() &&
+           local.add_list(*self, w.sge(), w.num_sge, 0, w.length, 0, q.shared->pd) && local.gpu();
+}
+
 // One piece of the next request onto the wire, if that is (nearly) free. Returns when there is the
 // next one to send.
 uint64_t Nic::launch(QueuePair &q, uint64_t now, bool &launched)
@@ -772,6 +780,7 @@ uint64_t Nic::launch(QueuePair &q, uint64_t now, bool &launched)
     uint64_t delay = 0;
     if (first) {
         q.blocked = false;
+        q.device_only = q.device_only || touches_gpu(q, w);
         delay = reorder_delay(q.serial, q.messages++);
         if (m_injected != IBV_WC_SUCCESS) {
             w.status = m_injected;
@@ -1235,6 +1244,9 @@ uint64_t Nic::step(QueuePair &q, uint64_t &now, bool device_thread, bool &launch
     }
     if (state == IBV_QPS_RTS) {
         wake = q.failed ? kNever : launch(q, now, launched);
+        if (q.device_only && !device_thread) {
+            return now;
+        }
     } else if (state != IBV_QPS_SQD) {
         return kNever;
     }
@@ -1347,6 +1359,7 @@ void Nic::run(bool device_thread)
                             q->tail.load(std::memory_order_acquire) &&
                     q->copies == 0) {
                     q->active = false; // the next post kicks it
+                    q->device_only = false;
                     continue;
                 }
             }

@@ -76,6 +76,7 @@ private:
     void watch_peers(uint64_t now);
 
     uint64_t step(QueuePair &q, uint64_t &now, bool device_thread, bool &launched);
+    bool touches_gpu(const QueuePair &q, SendWqe &w) const;
     uint64_t launch(QueuePair &q, uint64_t now, bool &launched);
     Verdict deliver(QueuePair &q, Segment &s, uint64_t now, bool device_thread);
     Verdict deliver_request(QueuePair &q, SendWqe &w, const Peer &peer, uint64_t now);

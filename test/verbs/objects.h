@@ -243,7 +243,7 @@ struct QueuePair {
 
     // Under the device's lock:
     bool active;
-    bool device_only; // GPU memory was seen: left to the device's own thread
+    bool device_only; // GPU memory is under way: left to the device's own thread until all is done
     bool flushed, last_wqe_reached;
     uint64_t wake;         // when to look at it again
     uint64_t next;         // the first request that is not wholly on its way

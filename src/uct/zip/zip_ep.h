@@ -32,6 +32,8 @@ inline void complete(uct_completion_t *completion, ucs_status_t status)
 
 // ---- what a sender has to do
 
+constexpr size_t MAX_CODED_GETS = 64; // that the peer has not answered
+
 enum class Kind : uint8_t { PUT, GET };
 
 // What UCX asked for and what is not yet on its way to the end.
@@ -53,7 +55,7 @@ struct Operation {
     uct_completion_t *completion;
     size_t done = 0;                 // bytes made into pieces, or posted below
     uint64_t fence = 0;              // operations up to this one must be complete before it
-    LowerOperation *under = nullptr; // what of it goes straight or plain: its pieces below
+    LowerOperation *under = nullptr; // what of it goes straight or plain, until all is posted
     std::chrono::steady_clock::time_point since;
     uint64_t serial = 0;
     // These hold when UCX has been told that it is complete; region and key may be gone then.
@@ -75,17 +77,33 @@ struct Tracked {
     std::chrono::steady_clock::time_point plain_ended = {};
     bool sent_all = false; // nothing here reads its memory any more
     bool done = false;
-    Region *region = nullptr; // of a coded get: what the peer puts into
+    // bytes on the wire of what is coded: of a put what is sent, of a get what has arrived
+    size_t encoded = 0;
+    // of a coded get
+    Region *region = nullptr; // what the peer puts into
+    bool has_ends = false;    // of which some may be plain
     size_t arrived = 0;       // bytes of it
-    size_t received = 0;      // of them decoded
-    size_t encoded = 0;       // and what they were on the wire
+    size_t received = 0;      // of them decoded, or plain
+    size_t plain_bytes = 0;   // of them plain
+    std::chrono::steady_clock::time_point tail_arrived = {}, decoded = {}; // the last piece
 };
 // A get that the peer asked for: a put of this side's memory into the peer's.
 struct Answer {
     wire::Get request;
-    bool chosen = false; // `coding` is
+    std::shared_ptr<Rkey> key; // for what goes plain, or NULL
+    std::chrono::steady_clock::time_point since;
+    bool chosen = false; // `coding` and the ends are
     zip_coding_t coding = {};
-    size_t done = 0; // bytes made into pieces
+    size_t head = 0, tail = 0; // bytes that go plain
+    size_t done = 0;           // bytes made into pieces
+
+    // Bytes that are coded, from `done` on.
+    size_t left() const
+    {
+        const size_t end = request.length - tail;
+        return end - std::min(end, std::max(done, head));
+    }
+    bool next_is_plain() const { return chosen && (done < head || left() == 0); }
 };
 // A piece of a put or an answer on its way to the peer; they go in order.
 struct Piece {
@@ -103,9 +121,14 @@ struct Piece {
     size_t put = 0;             // bytes of them that are posted
     Tracked *owner = nullptr;   // the put that it is of; NULL: an answer
     GpuQueue::Ticket ticket = {};
-    size_t fixed = 0;            // encoded bytes before the tail, while ENCODING
-    Region *source = nullptr;    // of an answer, while a GPU reads it
-    std::vector<char> copy = {}; // of an answer that goes inline: its memory may be deregistered
+    size_t fixed = 0; // encoded bytes before the tail, while ENCODING
+    std::chrono::steady_clock::time_point since = {}; // when it was wanted, if that is timed
+    // of an answer
+    Region *source = nullptr;        // while a GPU reads it
+    std::vector<char> copy = {};     // that goes inline: its memory may be deregistered
+    std::shared_ptr<Rkey> key = {};  // of a plain one
+    uint64_t source_id = 0;          // the region that it is of
+    LowerOperation *under = nullptr; // while some of it is to be posted
 };
 // A segment that is in the peer's slot, or on the way there; where the transport below does
 // not order puts and messages its message waits for a flush.
@@ -163,13 +186,14 @@ struct Ep {
     bool answered_last = false;       // the last segment was of an answer
     std::vector<Tracked *> coded_gets;
     std::deque<Tracked *> declined; // gets that this side has to do by itself
-    // What gets of the peer's regions were like.
+    // What gets from the peer's addresses were like.
     struct Remembered {
         float ratio;
         unsigned skips; // gets that go straight without asking
     };
     std::unordered_map<uint64_t, Remembered> remembered;
-    Tracked *current = nullptr; // a coded put that is not all made into pieces
+    double decoding_seconds = 15e-6; // from a get's last coded piece's arrival until it is decoded
+    Tracked *current = nullptr;      // a coded put that is not all made into pieces
     std::deque<Piece> pieces;
     unsigned encoding = 0;          // of them
     GpuQueue::Ticket probe;         // of data that is to be sent
@@ -181,13 +205,13 @@ struct Ep {
     std::deque<uint32_t> in_flight; // slots, or what is instead, of segments not acknowledged
     uint64_t sent_sequence = 0;
     uint64_t acked_sequence = 0;
-    std::map<unsigned, Sending> sending;     // by the peer's ring
-    unsigned under_way = 0;                  // operations below that have not ended
-    LowerOperation *last_straight = nullptr; // the one that was posted last, while it is under way
-    uct_completion_t *canceled = nullptr;    // of a flush that waits for those
-    std::unique_ptr<Bypass> bypass[2];       // by Kind
-    std::unique_ptr<GpuBypass> gpu_bypass;   // of puts and gets
-    size_t bytes_under_way = 0;              // of operations that a GPU takes part in
+    std::map<unsigned, Sending> sending;      // by the peer's ring
+    unsigned under_way = 0;                   // operations below that have not ended
+    LowerOperation *last_straight = nullptr;  // the one that was posted last, while it is under way
+    uct_completion_t *canceled = nullptr;     // of a flush that waits for those
+    std::unique_ptr<Bypass> bypass[2];        // by Kind
+    std::unique_ptr<GpuBypass> gpu_bypass[2]; // likewise
+    size_t bytes_under_way = 0;               // of operations that a GPU takes part in
     std::deque<Flush> flushes;
     std::deque<uct_pending_req_t *> pending;
     bool dispatching = false; // one of those is being tried
@@ -252,6 +276,8 @@ private:
         uint64_t region, address; // of the peer
         Tracked *owner;           // NULL: the first answer
         Region *pinned;           // of an answer, that a GPU reads
+        // when its first coded piece was wanted, if that is timed
+        std::chrono::steady_clock::time_point since = {};
     };
     size_t slots_wanted(unsigned ring) const;
     void know_rings_wanted();
@@ -269,8 +295,10 @@ private:
     ucs_status_t prepare_answer();
     ucs_status_t make_pieces(const Source &source);
     ucs_status_t make_plain(Tracked &put, size_t length);
+    ucs_status_t make_plain(Answer &answer, size_t length);
     ucs_status_t make_inline(const Source &source);
     Piece new_piece(const Source &source, size_t offset, size_t length) const;
+    Piece new_plain_piece(const Source &source) const;
     ucs_status_t encode_on_host(const Source &source, Sending &to, Side &side, size_t length);
     ucs_status_t encode_on_gpu(const Source &source, Sending &to, Side &side, size_t length);
     char *output_for(const Source &source, Sending &to, Side &side, Piece &piece);
@@ -280,18 +308,22 @@ private:
     bool had_wire(const Operation &operation) const;
     void learn_decoder(const Tracked &operation);
     void plan_ends(Operation &put);
+    void plan_ends(Answer &answer, const Region &source);
+    GpuBypass &gpu_bypass_for(Kind kind);
     bool poll_encoder();
     ucs_status_t post_piece();
     template <class Post>
     ucs_status_t give_below(uct_completion_t *completion, const Post &post);
     ucs_status_t put_encoded(Piece &piece, size_t end);
     ucs_status_t put_plain(Piece &piece);
+    ucs_status_t put_plain_answer(Piece &piece);
     ucs_status_t put_straight(const Operation &operation, const char *local, size_t length,
                               uint64_t address, size_t &done, LowerOperation *under);
     ucs_status_t announce(wire::Segment &message, Part inline_data);
     unsigned announce_flushed();
     Tracked *piece_sent();
     ucs_status_t ask_for_get(Operation &operation, Tracked *entry);
+    bool wants_ends(const Operation &get) const;
     ucs_status_t go_straight(Operation &operation, Tracked *entry);
     Tracked &track(const Operation &operation);
     void unmeasure(Operation &operation);
@@ -301,7 +333,8 @@ private:
     void launch_decodes();
     unsigned finish_arrivals();
     void received_for_get(Tracked &get, const wire::Segment &segment);
-    void remember(uint64_t region, float ratio);
+    Remembered *remembered_of(const Operation &get);
+    void remember(const Operation &get, float ratio);
 
     void on_request(const char *data, size_t length);
     void on_grant(const char *data, size_t length);

@@ -136,8 +136,9 @@ void Ep::on_segment(const char *data, size_t length)
         arrival.get = candidate->region == region ? candidate : arrival.get;
     }
     Tracked *get = arrival.get;
-    if (get != nullptr && (message.address != region->address + get->arrived ||
-                           message.slot == wire::Segment::PLACED)) {
+    const bool is_placed = message.slot == wire::Segment::PLACED;
+    if (get != nullptr &&
+        (message.address != region->address + get->arrived || (is_placed && !get->has_ends))) {
         iface->md->unpin(region);
         not_taken(UCS_ERR_INVALID_PARAM, "answer to a get out of order");
         return;
@@ -166,6 +167,9 @@ void Ep::on_segment(const char *data, size_t length)
     }
     if (get != nullptr) {
         get->arrived += message.length;
+        if (is_placed && get->arrived == get->what.length) {
+            get->tail_arrived = std::chrono::steady_clock::now();
+        }
     }
     ++received_sequence;
     arrivals.push_back(arrival);
@@ -311,6 +315,9 @@ unsigned Ep::finish_arrivals()
         ++decoded_sequence;
         ack_due = true;
         if (segment.slot == wire::Segment::PLACED) {
+            if (get != nullptr) {
+                received_for_get(*get, segment);
+            }
             continue;
         }
         ++iface->counters.received_segments;
@@ -329,23 +336,6 @@ unsigned Ep::finish_arrivals()
         }
     }
     return count;
-}
-
-// A piece of what was asked for is decoded; with the last one the get is complete.
-void Ep::received_for_get(Tracked &get, const wire::Segment &segment_of_it)
-{
-    get.received += segment_of_it.length;
-    get.encoded += segment_of_it.encoded_length;
-    if (get.received < get.what.length) {
-        return;
-    }
-    std::erase(coded_gets, &get);
-    iface->md->remove_region(std::exchange(get.region, nullptr));
-    const float ratio = static_cast<float>(get.encoded) / static_cast<float>(get.what.length);
-    remember(get.what.rkey->region, std::min(ratio, 0.99f));
-    end(get);
-    complete(std::exchange(get.what.completion, nullptr), UCS_OK);
-    retire();
 }
 
 void Ep::on_return(const char *data, size_t length)

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <tuple>
 #include <utility>
 
 namespace zip {
@@ -17,15 +18,13 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t MAX_QUEUED = 256;       // operations of an endpoint; further ones wait in UCP
 constexpr size_t MAX_IN_FLIGHT = 256;    // segments that are not acknowledged
-constexpr size_t MAX_CODED_GETS = 64;    // that the peer has not answered
 constexpr size_t SEGMENT_ALIGNMENT = 16; // so that no element is cut in two
 constexpr size_t SEGMENT_TILE = 32768;   // 8192 values of four bytes
-constexpr unsigned MAX_BURST = 8; // steps a call of progress, so that receiving is not starved
-constexpr float GET_RATIO = 0.7f; // of data that only the peer can look at, and has not yet
-constexpr size_t MAX_REMEMBERED = 1024; // regions of a peer
-constexpr float RATIO_DRIFT = 0.04f;    // from what the probe promised, likewise
-constexpr double BEST_RATIO = 0.6;      // of any data
-constexpr double MEAN_PART = 0.1;       // of the mean of times, that the last one is
+constexpr unsigned MAX_BURST = 8;    // steps a call of progress, so that receiving is not starved
+constexpr float GET_RATIO = 0.7f;    // of data that only the peer can look at, and has not yet
+constexpr float RATIO_DRIFT = 0.04f; // from what the probe promised, likewise
+constexpr double BEST_RATIO = 0.6;   // of any data
+constexpr double MEAN_PART = 0.1;    // of the mean of times, that the last one is
 constexpr double MAX_ENCODER_SECONDS = 60e-6;
 constexpr double MIN_DECODER_SECONDS = 5e-6, MAX_DECODER_SECONDS = 60e-6;
 // What an acknowledgement takes longer than the wire's own word that a put's last bytes are there.
@@ -35,7 +34,6 @@ constexpr double MAX_ENDS = 0.75;          // of a put that may go plain
 constexpr size_t END_ALIGNMENT = 4096;
 // An encoder that cannot turn back and store lets a chunk grow by so much, and by so small a part.
 constexpr size_t GPU_GROWTH = 4096, GPU_GROWTH_PART = 400;
-constexpr unsigned SKIPS = 15; // gets of a region that does not shrink, before that is asked again
 
 double seconds(Clock::time_point time)
 {
@@ -78,6 +76,22 @@ bool Ep::can_go_straight(const Operation &operation)
            (region != nullptr && (!region->on_gpu() || region->lower_memh != nullptr));
 }
 
+GpuBypass &Ep::gpu_bypass_for(Kind kind)
+{
+    std::unique_ptr<GpuBypass> &chooser = gpu_bypass[static_cast<size_t>(kind)];
+    if (chooser == nullptr) {
+        chooser = std::make_unique<GpuBypass>(iface->lower_bandwidth());
+    }
+    return *chooser;
+}
+
+// Whether a get is the first one with its key, and for all of what that was packed for.
+static bool is_rendezvous(const Operation &get)
+{
+    return !std::exchange(get.rkey->used, true) &&
+           get.rkey->mark == wire::range_mark(get.address, get.length);
+}
+
 // Decides how an operation goes. False: a GPU is asked what its data is like.
 bool Ep::choose_way(Operation &operation)
 {
@@ -91,14 +105,12 @@ bool Ep::choose_way(Operation &operation)
     const bool straight = can_go_straight(operation);
     const BypassOption option = iface->md->bypass;
     const bool plain = by_gpu && iface->strategy() == Strategy::PLAIN;
-    if (by_gpu && gpu_bypass == nullptr) {
-        gpu_bypass = std::make_unique<GpuBypass>(iface->lower_bandwidth());
-    }
     // too small whatever its data are: they need not be looked at
-    const bool small = operation.length < iface->options.min_size ||
-                       (by_gpu && straight &&
-                        !gpu_bypass->may_gain(operation.length, BEST_RATIO,
-                                              bytes_under_way - operation.length));
+    const bool small =
+            operation.length < iface->options.min_size ||
+            (by_gpu && straight &&
+             !gpu_bypass_for(operation.kind)
+                      .may_gain(operation.length, BEST_RATIO, bytes_under_way - operation.length));
     const bool is_inline = !by_gpu && operation.length <= iface->inline_max;
     operation.ratio = GET_RATIO;
     if (is_put && !is_inline && !plain && option != BypassOption::ALWAYS &&
@@ -118,12 +130,17 @@ bool Ep::choose_way(Operation &operation)
         (is_put && operation.coding.dtype == ZIP_DTYPE_BYTES)) {
         return true;
     }
+    // The peer has to take part in a coded get. That of a rendezvous waits for its message anyway,
+    // but others may read its memory while it does something else.
+    if (!is_put && by_gpu && !is_rendezvous(operation)) {
+        return true;
+    }
     if (!is_put) {
-        const auto found = remembered.find(operation.rkey->region);
-        if (found != remembered.end()) {
-            operation.ratio = found->second.ratio;
-            if (found->second.skips > 0) {
-                --found->second.skips;
+        Remembered *known = remembered_of(operation);
+        if (known != nullptr) {
+            operation.ratio = known->ratio;
+            if (known->skips > 0) {
+                --known->skips;
                 return true;
             }
         }
@@ -133,7 +150,8 @@ bool Ep::choose_way(Operation &operation)
         const size_t others = bytes_under_way - operation.length;
         operation.queued = others > 0;
         operation.way =
-                gpu_bypass->choose(operation.length, static_cast<double>(operation.ratio), others);
+                gpu_bypass_for(operation.kind)
+                        .choose(operation.length, static_cast<double>(operation.ratio), others);
         return true;
     }
     auto &chooser = bypass[static_cast<size_t>(operation.kind)];
@@ -220,6 +238,20 @@ void Ep::fail_gpu(const GpuQueue &queue)
     fail(UCS_ERR_IO_ERROR, true);
 }
 
+// The ends of `length` bytes that go plain: of so many bytes, or shorter so that enough is left
+// between them.
+static std::pair<size_t, size_t> ends_of(size_t length, double head, double tail)
+{
+    const double most = MAX_ENDS * static_cast<double>(length);
+    const double scale = std::min(1.0, most / (head + tail));
+    const size_t begin = round_up(static_cast<size_t>(head * scale), END_ALIGNMENT);
+    const auto end = length - static_cast<size_t>(tail * scale);
+    if (begin + SEGMENT_TILE > end) {
+        return {0, 0};
+    }
+    return {begin, length - begin - (end - begin) / END_ALIGNMENT * END_ALIGNMENT};
+}
+
 // The ends of a put that go plain: what the wire carries while the first piece is encoded, and
 // while the last one is decoded. None among others, which keep the wire busy meanwhile.
 void Ep::plan_ends(Operation &put)
@@ -228,16 +260,25 @@ void Ep::plan_ends(Operation &put)
         put.coding.dtype == ZIP_DTYPE_BYTES || !can_go_straight(put)) {
         return;
     }
-    const double bandwidth = gpu_bypass->wire();
-    const double head = bandwidth * encoder_seconds, tail = bandwidth * decoder_seconds;
-    const double most = MAX_ENDS * static_cast<double>(put.length);
-    const double scale = std::min(1.0, most / (head + tail));
-    const size_t begin = round_up(static_cast<size_t>(head * scale), END_ALIGNMENT);
-    const auto end = put.length - static_cast<size_t>(tail * scale);
-    if (begin + SEGMENT_TILE <= end) {
-        put.head = begin;
-        put.tail = put.length - begin - (end - begin) / END_ALIGNMENT * END_ALIGNMENT;
+    const double wire = gpu_bypass_for(Kind::PUT).wire();
+    std::tie(put.head, put.tail) =
+            ends_of(put.length, wire * encoder_seconds, wire * decoder_seconds);
+}
+
+// Those of an answer; the peer knows the wire and its decoder.
+void Ep::plan_ends(Answer &answer, const Region &source)
+{
+    const wire::Get &request = answer.request;
+    if (answer.key == nullptr || bytes_under_way > 0 || answers.size() > 1 || !pieces.empty() ||
+        iface->strategy() != Strategy::ENDS || !source.on_gpu() || source.lower_memh == nullptr ||
+        answer.coding.dtype == ZIP_DTYPE_BYTES ||
+        (iface->lower_attr.cap.flags & UCT_IFACE_FLAG_PUT_ZCOPY) == 0 ||
+        !answer.key->unpack_lower(iface->md->lower_component)) {
+        return;
     }
+    std::tie(answer.head, answer.tail) =
+            ends_of(request.length, static_cast<double>(request.wire) * encoder_seconds,
+                    static_cast<double>(request.tail));
 }
 
 // Looks which pieces are encoded. False: the endpoint has failed.
@@ -255,10 +296,9 @@ bool Ep::poll_encoder()
             break; // they are done in order
         }
         --encoding;
-        if (piece.owner != nullptr && piece.owner->sent <= piece.owner->what.head &&
-            piece.owner->what.alone) {
+        if (piece.since != Clock::time_point{}) {
             // how long the wire would have been idle
-            const double took = seconds(Clock::now()) - seconds(piece.owner->what.since);
+            const double took = seconds(Clock::now()) - seconds(piece.since);
             encoder_seconds += MEAN_PART * (std::min(took, MAX_ENCODER_SECONDS) - encoder_seconds);
         }
         if (piece.source != nullptr) {
@@ -303,7 +343,7 @@ size_t Ep::slots_wanted(unsigned ring) const
     };
     if (!answers.empty()) {
         const Answer &next = answers.front();
-        add(next.request.to_ring, true, next.request.length - next.done);
+        add(next.request.to_ring, next.left() > 0, next.left());
     }
     if (current != nullptr) {
         const Operation &put = current->what;
@@ -351,9 +391,9 @@ bool Ep::can_advance() const
     const bool room = pieces_room() > 0;
     if (!answers.empty()) {
         const Answer &next = answers.front();
-        const bool fits_message =
-                next.request.to_ring == 0 && next.request.length - next.done <= iface->inline_max;
-        if (room && (!next.chosen || fits_message || has_slot(next.request.to_ring))) {
+        const bool fits_message = next.request.to_ring == 0 && next.left() <= iface->inline_max;
+        if (room && (!next.chosen || next.next_is_plain() || fits_message ||
+                     has_slot(next.request.to_ring))) {
             return true;
         }
     }
@@ -443,6 +483,9 @@ void Ep::drop_piece(Piece &piece)
     if (piece.buffer != nullptr) {
         complete(&std::exchange(piece.buffer, nullptr)->completion, UCS_OK);
     }
+    if (piece.under != nullptr) {
+        complete(&std::exchange(piece.under, nullptr)->completion, UCS_OK);
+    }
 }
 
 // `length` bytes of the source have become pieces.
@@ -498,6 +541,16 @@ Piece Ep::new_piece(const Source &source, size_t offset, size_t length) const
     piece.segment.address = source.address + offset;
     piece.segment.length = length;
     piece.owner = source.owner;
+    return piece;
+}
+
+Piece Ep::new_plain_piece(const Source &source) const
+{
+    Piece piece = new_piece(source, 0, source.left);
+    piece.stage = Piece::Stage::PLAIN;
+    piece.segment.encoded_length = static_cast<uint32_t>(std::min<size_t>(source.left, UINT32_MAX));
+    piece.segment.slot = wire::Segment::PLACED;
+    piece.data = source.data;
     return piece;
 }
 
@@ -616,6 +669,7 @@ ucs_status_t Ep::encode_on_gpu(const Source &source, Sending &to, Side &side, si
         piece.data = output;
         piece.fixed = plan.fixed;
         piece.stage = Piece::Stage::ENCODING;
+        piece.since = i == 0 ? source.since : Clock::time_point{};
         if (!add_chunk(items, source.coding, source.data + done, part, output, plan.bound)) {
             drop_piece(piece);
             break;
@@ -667,11 +721,30 @@ ucs_status_t Ep::make_plain(Tracked &put, size_t length)
                            what.address + what.done,
                            &put,
                            nullptr};
-    Piece piece = new_piece(source, 0, length);
-    piece.stage = Piece::Stage::PLAIN;
-    piece.segment.encoded_length = static_cast<uint32_t>(std::min<size_t>(length, UINT32_MAX));
-    piece.segment.slot = wire::Segment::PLACED;
-    piece.data = source.data;
+    pieces.push_back(new_plain_piece(source));
+    made(source, length);
+    return UCS_OK;
+}
+
+// The same for an answer.
+ucs_status_t Ep::make_plain(Answer &answer, size_t length)
+{
+    if (pieces_room() == 0) {
+        return UCS_ERR_NO_RESOURCE;
+    }
+    const wire::Get &request = answer.request;
+    const Source source = {{},
+                           reinterpret_cast<const char *>(request.address + answer.done),
+                           length,
+                           0,
+                           0,
+                           request.to_region,
+                           request.to_address + answer.done,
+                           nullptr,
+                           nullptr};
+    Piece piece = new_plain_piece(source);
+    piece.key = answer.key;
+    piece.source_id = request.region;
     pieces.push_back(std::move(piece));
     made(source, length);
     return UCS_OK;
@@ -739,7 +812,8 @@ ucs_status_t Ep::prepare_put()
     }
     return make_pieces({what.coding, what.local + what.done, end - what.done, from,
                         static_cast<unsigned>(what.rkey->ring), what.rkey->region,
-                        what.address + what.done, &put, nullptr});
+                        what.address + what.done, &put, nullptr,
+                        what.alone && what.done == what.head ? what.since : Clock::time_point{}});
 }
 
 // The same for an answer, if the memory that was asked for is still registered.
@@ -761,6 +835,7 @@ ucs_status_t Ep::prepare_answer()
     float ratio;
     if (!answer.chosen && choose_coding(data, left, source, answer.coding, ratio)) {
         answer.chosen = true;
+        plan_ends(answer, *source);
     }
     if (failed != UCS_OK) {
         status = failed;
@@ -769,10 +844,15 @@ ucs_status_t Ep::prepare_answer()
         to_decline.push_back(answer.request.to_region);
         answers.pop_front();
         status = UCS_OK;
+    } else if (answer.chosen && answer.next_is_plain()) {
+        status = make_plain(answer, answer.done < answer.head ? answer.head : answer.tail);
     } else if (answer.chosen && (source->on_gpu() || pieces.empty())) {
-        status = make_pieces({answer.coding, data, left, source->ring, answer.request.to_ring,
-                              answer.request.to_region, answer.request.to_address + answer.done,
-                              nullptr, source->on_gpu() ? source : nullptr});
+        const bool is_timed = answer.head > 0 && answer.done == answer.head;
+        status = make_pieces({answer.coding, data, answer.left(), source->ring,
+                              answer.request.to_ring, answer.request.to_region,
+                              answer.request.to_address + answer.done, nullptr,
+                              source->on_gpu() ? source : nullptr,
+                              is_timed ? answer.since : Clock::time_point{}});
     }
     iface->md->unpin(source);
     return status;
@@ -813,7 +893,7 @@ ucs_status_t Ep::post_piece()
             return failed;
         }
         piece.stage = iface->puts_are_ordered ? Piece::Stage::WRITTEN : Piece::Stage::PUT;
-        if (plain && iface->puts_are_ordered && piece.owner->sent == 0) {
+        if (plain && iface->puts_are_ordered && piece.owner != nullptr && piece.owner->sent == 0) {
             piece_sent(); // what follows says that it is there, too
             return UCS_OK;
         }
@@ -907,6 +987,9 @@ ucs_status_t Ep::put_encoded(Piece &piece, size_t end)
 // Puts a plain piece where it belongs; with the last one the put's own end below is waited for.
 ucs_status_t Ep::put_plain(Piece &piece)
 {
+    if (piece.owner == nullptr) {
+        return put_plain_answer(piece);
+    }
     Operation &what = piece.owner->what;
     if (what.under == nullptr) {
         what.under = iface->begin_lower_operation(this);
@@ -926,6 +1009,34 @@ ucs_status_t Ep::put_plain(Piece &piece)
         under->tracked = piece.owner;
         complete(&under->completion, UCS_OK); // may end it
     }
+    return UCS_OK;
+}
+
+// The same of an answer. Nobody waits for its end below: the peer has all of it before that.
+ucs_status_t Ep::put_plain_answer(Piece &piece)
+{
+    const auto address = reinterpret_cast<uintptr_t>(piece.data);
+    Region *source = iface->md->pin(piece.source_id, address, piece.segment.length);
+    if (source == nullptr) {
+        refuse(0, UCS_ERR_INVALID_ADDR, "get of memory that is no longer registered");
+        return failed;
+    }
+    if (piece.under == nullptr) {
+        piece.under = iface->begin_lower_operation(this);
+        ++under_way;
+    }
+    Operation put = {};
+    put.kind = Kind::PUT;
+    put.region = source;
+    put.rkey = piece.key.get();
+    const ucs_status_t status = put_straight(put, piece.data, piece.segment.length,
+                                             piece.segment.address, piece.put, piece.under);
+    iface->md->unpin(source);
+    if (status != UCS_OK) {
+        return status; // the piece may be gone
+    }
+    iface->counters.straight_bytes += piece.segment.length;
+    complete(&std::exchange(piece.under, nullptr)->completion, UCS_OK); // may end it
     return UCS_OK;
 }
 
@@ -1000,53 +1111,6 @@ Tracked &Ep::track(const Operation &operation)
     Tracked &entry = tracked.emplace_back();
     entry.what = operation;
     return entry;
-}
-
-// What a get of a region of the peer has shown.
-void Ep::remember(uint64_t region, float ratio)
-{
-    if (remembered.size() >= MAX_REMEMBERED) {
-        remembered.clear();
-    }
-    remembered[region] = {ratio, ratio < 1 ? 0 : SKIPS};
-}
-
-// A get of encoded data: the peer is asked to put it here. `entry`: where the operation is tracked
-// already, because the peer declined and it cannot go straight after all; otherwise NULL.
-ucs_status_t Ep::ask_for_get(Operation &operation, Tracked *entry)
-{
-    if (coded_gets.size() >= MAX_CODED_GETS) {
-        return UCS_ERR_NO_RESOURCE;
-    }
-    const int ring = operation.on_gpu() ? operation.region->ring : 0;
-    Region *region = iface->md->add_region(operation.local, operation.length, ring);
-    if (region == nullptr) {
-        return UCS_ERR_NO_MEMORY;
-    }
-    const bool may_decline = entry == nullptr && iface->md->bypass == BypassOption::AUTO &&
-                             can_go_straight(operation);
-    const wire::Get message{{peer_id},
-                            operation.rkey->region,
-                            operation.address,
-                            operation.length,
-                            region->id,
-                            reinterpret_cast<uint64_t>(operation.local),
-                            static_cast<uint8_t>(ring),
-                            may_decline};
-    const ucs_status_t status = send_message(lower, wire::GET, &message, sizeof(message));
-    if (status != UCS_OK) {
-        iface->md->remove_region(region);
-        return status;
-    }
-    if (entry == nullptr) {
-        entry = &track(operation);
-        operations.pop_front();
-    } else {
-        declined.pop_front();
-    }
-    entry->region = region;
-    coded_gets.push_back(entry);
-    return UCS_OK;
 }
 
 // Posts what is left, from `done` on, of `length` bytes of an operation at `local` to the transport
@@ -1172,7 +1236,7 @@ void Ep::unmeasure(Operation &operation)
         operation.measured = false;
         const double now = seconds(Clock::now());
         if (operation.uses_gpu) {
-            gpu_bypass->drop(operation.way, now);
+            gpu_bypass_for(operation.kind).drop(operation.way, now);
         } else {
             bypass[static_cast<size_t>(operation.kind)]->drop(operation.way, now);
         }
@@ -1195,9 +1259,9 @@ void Ep::end(Tracked &operation)
     if (what.measured && !what.uses_gpu) {
         bypass[static_cast<size_t>(what.kind)]->end(what.way, what.length, ratio, since, now);
     } else if (what.measured && (what.queued || had_wire(what))) {
-        gpu_bypass->end(what.way, what.length, ratio, what.queued, since, now);
+        gpu_bypass_for(what.kind).end(what.way, what.length, ratio, what.queued, since, now);
     } else if (what.measured) {
-        gpu_bypass->drop(what.way, now);
+        gpu_bypass_for(what.kind).drop(what.way, now);
     }
     bytes_under_way -= what.uses_gpu ? what.length : 0;
     if (what.kind == Kind::PUT && what.way == Way::CODED && what.uses_gpu) {
@@ -1514,11 +1578,12 @@ void Ep::on_ack(const char *data, size_t length)
 // The peer asks for a piece of this side's memory.
 void Ep::on_get(const char *data, size_t length)
 {
-    wire::Get message;
-    if (!wire::parse(data, length, message)) {
+    wire::GetView view;
+    if (!wire::parse(data, length, iface->md->lower_key_size(), view)) {
         refuse(0, UCS_ERR_INVALID_PARAM, "malformed get");
         return;
     }
+    const wire::Get &message = view.head;
     if (answers.size() + to_decline.size() >= MAX_CODED_GETS) {
         refuse(0, UCS_ERR_INVALID_PARAM, "more gets than a peer may have under way");
         return;
@@ -1532,33 +1597,15 @@ void Ep::on_get(const char *data, size_t length)
         return;
     }
     iface->md->unpin(source);
-    answers.push_back({message});
+    Answer &answer = answers.emplace_back();
+    answer.request = message;
+    answer.since = Clock::now();
+    if (message.key_length > 0) {
+        answer.key = std::make_shared<Rkey>();
+        answer.key->lower.assign(view.key, view.key + message.key_length);
+    }
     control();
     send();
-}
-
-// The peer found that what was asked for would not shrink.
-void Ep::on_decline(const char *data, size_t length)
-{
-    wire::Decline message;
-    if (!wire::read(data, length, message)) {
-        refuse(0, UCS_ERR_INVALID_PARAM, "malformed answer to a get");
-        return;
-    }
-    for (Tracked *get : coded_gets) {
-        if (get->region->id == message.to_region && get->received == 0 &&
-            can_go_straight(get->what)) {
-            std::erase(coded_gets, get);
-            iface->md->remove_region(std::exchange(get->region, nullptr));
-            unmeasure(get->what);
-            get->what.way = Way::STRAIGHT;
-            remember(get->what.rkey->region, 1);
-            declined.push_back(get);
-            send();
-            return;
-        }
-    }
-    refuse(0, UCS_ERR_INVALID_PARAM, "answer to a get that was not asked for");
 }
 
 } // namespace zip

@@ -123,8 +123,11 @@ constexpr double HOST_RATIO = 1.5;
 // overhead then says all that is said of the wire; between several devices the ratio stays right.
 constexpr double BLOCKING_RATIO = 5000;
 constexpr double DROPPED_RATIO = 1e-3; // so slow that UCP does not even use it beside others
-constexpr double LOSING_RATIO = 0.9;   // of the bandwidth below, to be the second best
-constexpr size_t MIN_SLOTS = 8;        // of an interface's staging memory, both directions
+// Bytes a second that UCX believes of copies to and from GPUs. On slower wires it sends GPU memory
+// eagerly as long as that has fewer messages; on faster ones never.
+constexpr double COPY_BANDWIDTH = 8.3e9;
+constexpr double LOSING_RATIO = 0.9; // of the bandwidth below, to be the second best
+constexpr size_t MIN_SLOTS = 8;      // of an interface's staging memory, both directions
 constexpr size_t SLOT_ALIGNMENT = 4096;
 constexpr size_t MIN_SEGMENT_SIZE = 4096;
 constexpr size_t MAX_SEGMENT_SIZE = size_t(1) << 30;
@@ -226,16 +229,14 @@ size_t least_size(const Iface *iface, bool host, int operation)
         return iface->options.min_size;
     }
     // A GPU's encoder and decoder take as long to start and to end as the wire needs for this.
-    // The faster a wire, the more of it a card takes for itself, and the more UCX's own ways gain
-    // from several paths: seen over an emulated card (doc/performance.md). Over shared memory UCX
-    // copies through pinned fragments faster than it believes: zip gains from 20 MiB on.
+    // The faster a wire, the more of it a card takes for itself: seen over an emulated card
+    // (doc/performance.md). Over shared memory UCX copies through pinned fragments faster than it
+    // believes: zip gains from 20 MiB on.
     const double below = iface->lower_bandwidth();
-    const bool one_path = iface->lower_attr.dev_num_paths <= 1; // else UCX counts each
     const double gpu_seconds = iface->md->lower_rkey_ptr ? 2.9e-3
-                               : one_path                ? 100e-6
-                               : below < 30e9            ? 60e-6
-                               : below < 60e9            ? 75e-6
-                               : below < 120e9           ? 90e-6
+                               : below < 30e9            ? 100e-6
+                               : below < 60e9            ? 120e-6
+                               : below < 120e9           ? 160e-6
                                                          : 250e-6;
     // The processor's, and the messages before and after, for this. Seen over an emulated card on
     // 16 cores: 128 KiB lost 7% at 1 GB/s, and 256 KiB at 2 GB/s. Over tcp the alternative is
@@ -324,6 +325,14 @@ void scale(ucx::PerfAttr *attr, double factor)
     }
 }
 
+// Whether GPU memory can be read straight: then rendezvous is a get, and keys say which messages
+// are worth zip's while.
+bool reads_gpu(const Iface *iface)
+{
+    return !iface->md->lower_rkey_ptr && iface->md->lower_takes_gpu() &&
+           (iface->lower_attr.cap.flags & UCT_IFACE_FLAG_GET_ZCOPY) != 0;
+}
+
 ucs_status_t estimate_perf(uct_iface_h iface_handle, ucx::PerfAttr *attr)
 {
     const Iface *iface = iface_of(iface_handle);
@@ -348,10 +357,12 @@ ucs_status_t estimate_perf(uct_iface_h iface_handle, ucx::PerfAttr *attr)
         return status;
     }
     // UCP makes one protocol of all lanes that can get, and another of those that can put, drops
-    // what is much slower than the best one, and gives up the protocol if a lane fails. Beside a
-    // lane that takes GPU memory itself zip is dropped from the gets, so that it has puts and that
-    // lane gets, each with a size to begin at; and from what it does not serve.
-    if (!served || (!host && attr->operation == ucx::EP_OP_GET_ZCOPY)) {
+    // what is much slower than the best one, and gives up the protocol if a lane fails. So zip is
+    // dropped from what it does not serve, and from gets of GPU memory where those cannot go
+    // straight, so that a rendezvous is a put.
+    const bool gets_gpu = !host && attr->operation == ucx::EP_OP_GET_ZCOPY;
+    const bool reads = gets_gpu && reads_gpu(iface);
+    if (!served || (gets_gpu && !reads)) {
         scale(attr, DROPPED_RATIO);
         return UCS_OK;
     }
@@ -362,8 +373,12 @@ ucs_status_t estimate_perf(uct_iface_h iface_handle, ucx::PerfAttr *attr)
         told = std::max(BLOCKING_RATIO, told);
     }
     scale(attr, told);
+    // Which messages are read through zip their keys say: on a wire on which UCX sends nothing
+    // eagerly no size has to be priced.
     attr->send_pre_overhead =
-            priced_overhead(iface, told, least_size(iface, host, attr->operation));
+            reads && iface->lower_bandwidth() > COPY_BANDWIDTH
+                    ? 0
+                    : priced_overhead(iface, told, least_size(iface, host, attr->operation));
     attr->send_post_overhead = attr->recv_overhead = 0; // that is all of it
     return status;
 }
@@ -609,6 +624,9 @@ ucs_status_t open_lower(Iface *iface, const uct_iface_params_t *params)
     }
     if (!iface->md->lower_rkey_ptr) {
         iface->gpu_segment_size = std::min(iface->gpu_segment_size, attr.cap.put.max_zcopy / 2);
+    }
+    if (reads_gpu(iface)) {
+        iface->md->least_gpu = least_size(iface, false, ucx::EP_OP_GET_ZCOPY);
     }
     return UCS_OK;
 }

@@ -366,15 +366,6 @@ ucs_status_t query_md_resources(uct_component_h self, uct_md_resource_desc_t **r
     return UCS_OK;
 }
 
-// Bytes of the key of the domain below inside a packed key.
-size_t lower_rkey_size(const Md *md)
-{
-    return md->lower_registers && (md->lower_attr.flags & UCT_MD_FLAG_NEED_RKEY) != 0 &&
-                           !md->lower_rkey_ptr
-                   ? md->lower_attr.rkey_packed_size
-                   : 0;
-}
-
 ucs_status_t md_open(uct_component_h, const char *name, const uct_md_config_t *config,
                      uct_md_h *md_p)
 {
@@ -408,7 +399,7 @@ ucs_status_t md_open(uct_component_h, const char *name, const uct_md_config_t *c
                 (md->lower_attr.flags & (UCT_MD_FLAG_NEED_MEMH | UCT_MD_FLAG_NEED_RKEY)) != 0;
         md->mem_types = served_types(options, &md->back_ends);
         md->bypass = static_cast<BypassOption>(options->bypass);
-        lower_rkey_length = lower_rkey_size(md.get());
+        lower_rkey_length = md->lower_key_size();
         md->lower = lower.release();
         *md_p = reinterpret_cast<uct_md_h>(md.release());
         return UCS_OK;
@@ -431,7 +422,7 @@ ucs_status_t md_query(uct_md_h md_handle, ucx::MdAttr *attr)
         attr->flags |= md->lower_attr.flags & UCT_MD_FLAG_REG_DMABUF;
     }
     attr->access_mem_types = HOST;
-    attr->rkey_packed_size = sizeof(wire::Rkey) + lower_rkey_size(md);
+    attr->rkey_packed_size = sizeof(wire::Rkey) + md->lower_key_size();
     return UCS_OK;
 }
 
@@ -445,7 +436,8 @@ ucs_status_t mem_reg(uct_md_h md_handle, void *address, size_t length,
     uct_mem_h lower_memh = nullptr;
     if (ring != 0 && md->lower_takes_gpu()) {
         ucx::MemRegParams lower = *params;
-        lower.flags |= ring > 0 ? UCT_MD_MEM_FLAG_HIDE_ERRORS : 0;
+        // what UCX only gets into peers may put into, too
+        lower.flags |= ring > 0 ? UCT_MD_MEM_FLAG_HIDE_ERRORS | UCT_MD_MEM_ACCESS_RMA : 0;
         const ucs_status_t status =
                 uct_md_mem_reg_v2(md->lower, address, length, &lower, &lower_memh);
         if (status == UCS_OK) {
@@ -479,19 +471,29 @@ ucs_status_t mem_dereg(uct_md_h md_handle, const ucx::MemDeregParams *params)
     return UCS_OK;
 }
 
-ucs_status_t mkey_pack(uct_md_h md_handle, uct_mem_h memh, void *, size_t, const void *,
-                       void *buffer)
+// A rendezvous packs a key for each of its messages; other keys are for all of a region.
+ucs_status_t mkey_pack(uct_md_h md_handle, uct_mem_h memh, void *address, size_t length,
+                       const void *, void *buffer)
 {
     Md *md = md_of(md_handle);
     auto *region = static_cast<Region *>(memh);
-    wire::Rkey rkey{{}, 0, static_cast<uint8_t>(region->ring + 1), 0, region->id};
+    const bool is_short =
+            region->on_gpu() && region->lower_memh != nullptr && length < md->least_gpu;
+    const uint16_t mark = wire::range_mark(reinterpret_cast<uintptr_t>(address), length);
+    wire::Rkey rkey{{},
+                    0,
+                    static_cast<uint8_t>(region->ring + 1),
+                    is_short ? wire::Rkey::SHORT : mark,
+                    region->id};
     auto *lower = static_cast<char *>(buffer) + sizeof(rkey);
-    memset(lower, 0, lower_rkey_size(md));
-    if (lower_rkey_size(md) > 0 && (region->ring != 0 || md->bypass != BypassOption::NEVER)) {
-        uct_mem_h lower_memh = md->lower_memh(region);
-        if (lower_memh != nullptr && uct_md_mkey_pack(md->lower, lower_memh, lower) == UCS_OK) {
-            rkey.lower_length = static_cast<uint8_t>(lower_rkey_size(md));
-        }
+    memset(lower, 0, md->lower_key_size());
+    if (is_short) {
+        memcpy(buffer, &rkey, sizeof(rkey));
+        return UCS_OK;
+    }
+    if (md->lower_key_size() > 0 && (region->ring != 0 || md->bypass != BypassOption::NEVER) &&
+        md->pack_lower(region, lower)) {
+        rkey.lower_length = static_cast<uint8_t>(md->lower_key_size());
     }
     {
         std::lock_guard lock(md->mutex);
@@ -506,12 +508,14 @@ ucs_status_t rkey_unpack(uct_component_h, const void *buffer, const void *, uct_
 {
     wire::RkeyView packed;
     const size_t lower_length = lower_rkey_length;
-    // UCP has checked the length against the peer's packed size
-    if (!wire::parse(buffer, sizeof(packed.head) + lower_length, lower_length, packed)) {
+    // UCP has checked the length against the peer's packed size. Where zip cannot be reached it
+    // chooses among its other lanes, as it does without zip.
+    if (!wire::parse(buffer, sizeof(packed.head) + lower_length, lower_length, packed) ||
+        (packed.head.flags & wire::Rkey::SHORT) != 0) {
         return UCS_ERR_UNREACHABLE;
     }
     auto *rkey = new (std::nothrow)
-            Rkey{packed.head.region, int{packed.head.rings} - 1, {}, nullptr, {}};
+            Rkey{packed.head.region, int{packed.head.rings} - 1, packed.head.flags};
     if (rkey == nullptr) {
         return UCS_ERR_NO_MEMORY;
     }
@@ -581,6 +585,19 @@ uct_mem_h Md::lower_memh(Region *region)
         }
     }
     return region->lower_memh;
+}
+
+size_t Md::lower_key_size() const
+{
+    return lower_registers && (lower_attr.flags & UCT_MD_FLAG_NEED_RKEY) != 0 && !lower_rkey_ptr
+                   ? lower_attr.rkey_packed_size
+                   : 0;
+}
+
+bool Md::pack_lower(Region *region, char *key)
+{
+    uct_mem_h memh = lower_memh(region);
+    return memh != nullptr && uct_md_mkey_pack(lower, memh, key) == UCS_OK;
 }
 
 Region *Md::add_region(void *address, size_t length, int ring)

@@ -8,6 +8,7 @@
 #include "uct/zip/zip_gpu.h"
 #include "uct/zip/zip_wire.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <string>
@@ -74,6 +75,9 @@ struct Md {
     bool lower_registers; // memory must be registered below before the transport reads or writes
     uint64_t mem_types;   // served, bits of ucs_memory_type_t
     BypassOption bypass;
+    // Bytes from which on peers are to read and write GPU memory through zip. For what is shorter
+    // UCX has ways of its own, where the memory is registered below.
+    std::atomic<size_t> least_gpu = 0;
 
     ~Md();
 
@@ -88,6 +92,10 @@ struct Md {
 
     // The ring for memory at `address`, as in Region. Makes the GPU known to this domain.
     int ring_for(const void *address);
+    // Bytes of a key of the domain below; 0: it has none that others can use.
+    size_t lower_key_size() const;
+    // Packs that of a region into so many bytes. False: it is not registered there.
+    bool pack_lower(Region *region, char *key);
     // The GPU of a ring, or NULL: there is none of that number.
     Gpu *gpu(unsigned ring);
     // Whether the domain below can be asked to register GPU memory.
@@ -126,10 +134,12 @@ inline Md *md_of(uct_md_h md)
 // What an unpacked remote key is.
 struct Rkey {
     uint64_t region;
-    int ring;                // of the peer, for what is decoded into that region, as in Region
-    std::vector<char> lower; // packed key of the domain below; empty: not registered there
+    int ring;                     // of the peer, for what is decoded into that region, as in Region
+    uint16_t mark;                // range_mark() of what it was packed for
+    std::vector<char> lower = {}; // packed key of the domain below; empty: not registered there
     uct_component_h component = nullptr; // of the domain below, once that key is unpacked
     uct_rkey_bundle_t bundle = {};
+    bool used = false; // by a get
 
     ~Rkey();
     // Unpacks the key of the domain below when it is first needed. False if there is none, or it

@@ -68,10 +68,14 @@ bool parse(const void *data, size_t length, SegmentView &segment)
     return head.slot == Segment::PLACED || stored || format::valid_coding(coding);
 }
 
-bool parse(const void *data, size_t length, Get &get)
+bool parse(const void *data, size_t length, size_t key_length, GetView &get)
 {
-    return read(data, length, get) && length == sizeof(get) && get.length > 0 &&
-           get.to_ring < MAX_RINGS;
+    const Get &head = get.head;
+    get.key = behind<Get>(data);
+    return read(data, length, get.head) &&
+           (head.key_length == 0 || head.key_length == key_length) &&
+           length - sizeof(head) == head.key_length && head.length > 0 &&
+           head.tail <= head.length && head.to_ring < MAX_RINGS;
 }
 
 bool parse(const void *data, size_t length, size_t lower_length, EpAddressView &address)

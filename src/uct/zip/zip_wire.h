@@ -22,7 +22,7 @@ static_assert(std::endian::native == std::endian::little,
               "big-endian machines need byte swaps here");
 
 constexpr uint16_t MAGIC = 0x705a; // "Zp"
-constexpr uint8_t PROTOCOL_VERSION = 3;
+constexpr uint8_t PROTOCOL_VERSION = 4;
 constexpr uint8_t CODEC_VERSION = format::VERSION;
 
 struct __attribute__((packed)) Version {
@@ -55,10 +55,12 @@ struct __attribute__((packed)) EpAddress {
 
 // Packed remote key, followed by the key of the domain below, if the region is registered there.
 struct __attribute__((packed)) Rkey {
+    static constexpr uint16_t SHORT = 1; // flag: what it was packed for had better go without zip
+
     Version version;
     uint8_t lower_length;
-    uint8_t rings; // 0: the region cannot be decoded into; otherwise 1 + the ring for it
-    uint16_t reserved;
+    uint8_t rings;   // 0: the region cannot be decoded into; otherwise 1 + the ring for it
+    uint16_t flags;  // SHORT, and range_mark() of what it was packed for
     uint64_t region; // random: cannot be guessed, only exported
 };
 
@@ -150,7 +152,8 @@ struct __attribute__((packed)) Segment {
 };
 
 // A read: the peer that gets it puts [address, address + length) of its own exported region into
-// [to_address, to_address + length) of the asking peer's.
+// [to_address, to_address + length) of the asking peer's. Followed by `key_length` bytes of the key
+// of the domain below for that memory, where its ends may be put there as they are.
 struct __attribute__((packed)) Get {
     Header header;
     uint64_t region;
@@ -160,6 +163,9 @@ struct __attribute__((packed)) Get {
     uint64_t to_address;
     uint8_t to_ring;
     uint8_t may_decline; // 1: the asking peer can read it by itself
+    uint8_t key_length;  // 0: no ends
+    uint64_t tail;       // bytes that the wire carries while the last piece is decoded
+    uint64_t wire;       // bytes a second that the asking peer believes of it
 };
 
 struct __attribute__((packed)) Decline {
@@ -179,6 +185,14 @@ struct __attribute__((packed)) Refuse {
     uint64_t sequence;
     int32_t status; // a ucs_status_t
 };
+
+// Fifteen bits of a key's flags: a rendezvous has a key for each message, which a get that is for
+// just that range is seen from.
+constexpr uint16_t range_mark(uint64_t address, uint64_t length)
+{
+    return static_cast<uint16_t>((address + length * 0x9e3779b97f4a7c15) * 0xff51afd7ed558ccd >>
+                                 49 << 1);
+}
 
 // Sixteen bits that differ between transports: their device addresses cannot be compared.
 constexpr uint16_t transport_id(const char *name)
@@ -245,6 +259,11 @@ struct SegmentView {
     const char *inline_data; // head.length bytes, or NULL: they are in a slot
 };
 
+struct GetView {
+    Get head;
+    const char *key; // head.key_length bytes
+};
+
 struct EpAddressView {
     EpAddress head;
     const char *lower; // head.lower_length bytes
@@ -268,8 +287,8 @@ bool parse(const void *data, size_t length, size_t least_slot_size, size_t key_l
 bool parse(const void *data, size_t length, SlotsView &message);
 // An inline segment has as many bytes as it says; a coded one has a coding that exists.
 bool parse(const void *data, size_t length, SegmentView &segment);
-// A get of at least one byte, through a possible ring.
-bool parse(const void *data, size_t length, Get &get);
+// A get of at least one byte, through a possible ring, with a key of `key_length` bytes or none.
+bool parse(const void *data, size_t length, size_t key_length, GetView &get);
 // An address whose part for the transport below has `lower_length` bytes.
 bool parse(const void *data, size_t length, size_t lower_length, EpAddressView &address);
 // A key of the domain below has `lower_length` bytes; one of another length is none of it, and the
