@@ -214,11 +214,12 @@ namespace {
 constexpr double STRAIGHT_SECONDS = 12e-6, CODED_SECONDS = 38e-6;
 constexpr double LONG_ENOUGH = 100e-6; // to tell the wire's speed from
 constexpr double FASTER = 1.3;         // than believed, from which on a coded operation shows it
-// Operations until some go straight to see the wire: the first time, again, and how many.
+// Operations until some go straight to see the wire, and how many: the first time, and again. What
+// goes first is slow, so that one of those alone would say little.
 struct Trial {
-    unsigned first, again, length;
+    unsigned first, first_length, again, length;
 };
-constexpr Trial TRIALS[] = {{3, 128, 1}, {64, 1024, 6}}; // alone, among others
+constexpr Trial TRIALS[] = {{3, 2, 128, 1}, {64, 6, 1024, 6}}; // alone, among others
 constexpr unsigned BATCH = 4;       // operations among others that are one sample
 constexpr double LOSS = 0.02;       // of coding, from which on it is left
 constexpr unsigned FIRST_CODED = 2; // operations, which pay for staging memory and the like
@@ -277,7 +278,7 @@ Way GpuBypass::choose(size_t length, double ratio, size_t queued)
     // UCX may believe a wire slower than it is, which coded operations need not show.
     if (++load.since_trial >= (load.tried ? trial.again : trial.first)) {
         load.since_trial = 0;
-        load.trial_left = trial.length - 1;
+        load.trial_left = (load.tried ? trial.length : trial.first_length) - 1;
         load.tried = true;
         return Way::STRAIGHT;
     }

@@ -235,17 +235,21 @@ size_t least_size(const Iface *iface, bool host, int operation)
     const double below = iface->lower_bandwidth();
     const double gpu_seconds = iface->md->lower_rkey_ptr ? 2.9e-3
                                : below < 30e9            ? 100e-6
-                               : below < 60e9            ? 120e-6
-                               : below < 120e9           ? 160e-6
-                                                         : 250e-6;
+                               : below < 60e9            ? 160e-6
+                               : below < 120e9           ? 230e-6
+                                                         : 650e-6;
     // The processor's, and the messages before and after, for this. Seen over an emulated card on
     // 16 cores: 128 KiB lost 7% at 1 GB/s, and 256 KiB at 2 GB/s. Over tcp the alternative is
     // slower, and what UCX believes of the wire is often more than that is.
-    constexpr double RDMA_SECONDS = 128e-6, HOST_SECONDS = 32e-6;
+    constexpr double RDMA_SECONDS = 128e-6, HOST_SECONDS = 32e-6, SEVERAL_PATHS = 2.6;
     const bool rdma = (iface->lower_attr.cap.flags & UCT_IFACE_FLAG_GET_ZCOPY) != 0;
     const double seconds = !host ? gpu_seconds : rdma ? RDMA_SECONDS : HOST_SECONDS;
-    const size_t size = std::max(iface->options.min_size,
-                                 static_cast<size_t>(iface->lower_bandwidth() * seconds));
+    const size_t size = std::max(iface->options.min_size, static_cast<size_t>(below * seconds));
+    // UCX adds up the paths that it reads over, and takes zip's puts from more than twice the size
+    // on that they are priced for.
+    if (!host && operation == ucx::EP_OP_PUT_ZCOPY && iface->lower_attr.dev_num_paths > 1) {
+        return static_cast<size_t>(static_cast<double>(size) / SEVERAL_PATHS);
+    }
     // Rendezvous can put or get. A get has one message less on its way, but where the transport
     // below has none it cannot go straight: then gets are made dearer than what else a put takes.
     return operation == ucx::EP_OP_GET_ZCOPY && !rdma ? size * 4 : size;
