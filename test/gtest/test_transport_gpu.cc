@@ -1159,7 +1159,7 @@ std::string how(const std::vector<Row> &rows, size_t size)
 // zip has no part in: its tables show the way, and the counters who went it.
 TEST(GpuSelection, LargeMessagesGoThroughZipAloneAndSmallOnesAsWithout)
 {
-    constexpr size_t LARGE = 64 * MIB, SMALL = 32 * KIB;
+    constexpr size_t LARGE = 128 * MIB, SMALL = 32 * KIB;
     if (emulated_library() != nullptr) {
         GTEST_SKIP() << "needs UCX's CUDA transports";
     }

@@ -44,7 +44,7 @@ struct Operation {
     zip_coding_t coding = {};
     float ratio = 1;           // that the probe expects
     bool measured = false;     // the bypass learns from how long it takes
-    bool alone = true;         // no other was under way when it was posted
+    bool alone = true;         // no other of its kind was under way when it was posted
     bool queued = false;       // another was when its way was chosen
     size_t head = 0, tail = 0; // bytes that go plain, of a coded put
     char *local;               // source of a put, destination of a get
@@ -211,7 +211,7 @@ struct Ep {
     uct_completion_t *canceled = nullptr;     // of a flush that waits for those
     std::unique_ptr<Bypass> bypass[2];        // by Kind
     std::unique_ptr<GpuBypass> gpu_bypass[2]; // likewise
-    size_t bytes_under_way = 0;               // of operations that a GPU takes part in
+    size_t bytes_under_way[2] = {};           // by Kind, of operations that a GPU takes part in
     std::deque<Flush> flushes;
     std::deque<uct_pending_req_t *> pending;
     bool dispatching = false; // one of those is being tried
@@ -248,6 +248,9 @@ struct Ep {
     void fence();
     bool can_accept() const;
     bool is_idle() const { return failed != UCS_OK || (completed == posted && pending.empty()); }
+
+    size_t &under_way_bytes(Kind kind) { return bytes_under_way[static_cast<size_t>(kind)]; }
+    size_t under_way_bytes(Kind kind) const { return bytes_under_way[static_cast<size_t>(kind)]; }
 
     // An operation below has ended.
     void lower_operation_ended(LowerOperation &ended, ucs_status_t status);

@@ -53,8 +53,9 @@ void Ep::remember(const Operation &get, float ratio)
 // transport below can put into.
 bool Ep::wants_ends(const Operation &get) const
 {
-    return get.uses_gpu && bytes_under_way == get.length && iface->strategy() == Strategy::ENDS &&
-           get.region != nullptr && iface->md->lower_key_size() > 0;
+    return get.uses_gpu && under_way_bytes(Kind::GET) == get.length &&
+           iface->strategy() == Strategy::ENDS && get.region != nullptr &&
+           iface->md->lower_key_size() > 0;
 }
 
 // Asks the peer to put encoded data here. `entry`: where the operation is tracked already, because

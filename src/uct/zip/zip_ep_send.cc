@@ -106,11 +106,11 @@ bool Ep::choose_way(Operation &operation)
     const BypassOption option = iface->md->bypass;
     const bool plain = by_gpu && iface->strategy() == Strategy::PLAIN;
     // too small whatever its data are: they need not be looked at
-    const bool small =
-            operation.length < iface->options.min_size ||
-            (by_gpu && straight &&
-             !gpu_bypass_for(operation.kind)
-                      .may_gain(operation.length, BEST_RATIO, bytes_under_way - operation.length));
+    const bool small = operation.length < iface->options.min_size ||
+                       (by_gpu && straight &&
+                        !gpu_bypass_for(operation.kind)
+                                 .may_gain(operation.length, BEST_RATIO,
+                                           under_way_bytes(operation.kind) - operation.length));
     const bool is_inline = !by_gpu && operation.length <= iface->inline_max;
     operation.ratio = GET_RATIO;
     if (is_put && !is_inline && !plain && option != BypassOption::ALWAYS &&
@@ -147,7 +147,7 @@ bool Ep::choose_way(Operation &operation)
     }
     operation.measured = true;
     if (by_gpu) {
-        const size_t others = bytes_under_way - operation.length;
+        const size_t others = under_way_bytes(operation.kind) - operation.length;
         operation.queued = others > 0;
         operation.way =
                 gpu_bypass_for(operation.kind)
@@ -256,8 +256,8 @@ static std::pair<size_t, size_t> ends_of(size_t length, double head, double tail
 // while the last one is decoded. None among others, which keep the wire busy meanwhile.
 void Ep::plan_ends(Operation &put)
 {
-    if (bytes_under_way > put.length || iface->strategy() != Strategy::ENDS || !put.on_gpu() ||
-        put.coding.dtype == ZIP_DTYPE_BYTES || !can_go_straight(put)) {
+    if (under_way_bytes(Kind::PUT) > put.length || iface->strategy() != Strategy::ENDS ||
+        !put.on_gpu() || put.coding.dtype == ZIP_DTYPE_BYTES || !can_go_straight(put)) {
         return;
     }
     const double wire = gpu_bypass_for(Kind::PUT).wire();
@@ -269,9 +269,9 @@ void Ep::plan_ends(Operation &put)
 void Ep::plan_ends(Answer &answer, const Region &source)
 {
     const wire::Get &request = answer.request;
-    if (answer.key == nullptr || bytes_under_way > 0 || answers.size() > 1 || !pieces.empty() ||
-        iface->strategy() != Strategy::ENDS || !source.on_gpu() || source.lower_memh == nullptr ||
-        answer.coding.dtype == ZIP_DTYPE_BYTES ||
+    if (answer.key == nullptr || under_way_bytes(Kind::PUT) > 0 || answers.size() > 1 ||
+        !pieces.empty() || iface->strategy() != Strategy::ENDS || !source.on_gpu() ||
+        source.lower_memh == nullptr || answer.coding.dtype == ZIP_DTYPE_BYTES ||
         (iface->lower_attr.cap.flags & UCT_IFACE_FLAG_PUT_ZCOPY) == 0 ||
         !answer.key->unpack_lower(iface->md->lower_component)) {
         return;
@@ -1243,10 +1243,11 @@ void Ep::unmeasure(Operation &operation)
     }
 }
 
-// Whether no other operation of GPU memory was under way at its beginning or is now, at its end.
+// Whether no other operation of its kind and GPU memory was under way at its beginning or is now,
+// at its end.
 bool Ep::had_wire(const Operation &operation) const
 {
-    return operation.alone && bytes_under_way == operation.length;
+    return operation.alone && under_way_bytes(operation.kind) == operation.length;
 }
 
 // An operation is done at the peer.
@@ -1263,7 +1264,7 @@ void Ep::end(Tracked &operation)
     } else if (what.measured) {
         gpu_bypass_for(what.kind).drop(what.way, now);
     }
-    bytes_under_way -= what.uses_gpu ? what.length : 0;
+    under_way_bytes(what.kind) -= what.uses_gpu ? what.length : 0;
     if (what.kind == Kind::PUT && what.way == Way::CODED && what.uses_gpu) {
         --gpu_puts;
         const auto coded = static_cast<float>(what.length - what.head - what.tail);
@@ -1377,8 +1378,8 @@ ucs_status_t Ep::post(Kind kind, const uct_iov_t *iov, size_t count, uint64_t ad
     operation.uses_gpu = operation.on_gpu() || rkey->ring > 0;
     operation.region_id = operation.region != nullptr ? operation.region->id : 0;
     if (operation.uses_gpu) {
-        operation.alone = bytes_under_way == 0;
-        bytes_under_way += length;
+        operation.alone = under_way_bytes(kind) == 0;
+        under_way_bytes(kind) += length;
     }
     if (kind == Kind::PUT) {
         ++iface->counters.puts;
