@@ -265,13 +265,15 @@ void Ep::plan_ends(Operation &put)
             ends_of(put.length, wire * encoder_seconds, wire * decoder_seconds);
 }
 
-// Those of an answer; the peer knows the wire and its decoder.
+// Those of an answer; the peer knows the wire and its decoder. None while this side reads from the
+// peer: with both directions busy they took longer than they saved (doc/performance.md).
 void Ep::plan_ends(Answer &answer, const Region &source)
 {
     const wire::Get &request = answer.request;
-    if (answer.key == nullptr || under_way_bytes(Kind::PUT) > 0 || answers.size() > 1 ||
-        !pieces.empty() || iface->strategy() != Strategy::ENDS || !source.on_gpu() ||
-        source.lower_memh == nullptr || answer.coding.dtype == ZIP_DTYPE_BYTES ||
+    if (answer.key == nullptr || under_way_bytes(Kind::PUT) + under_way_bytes(Kind::GET) > 0 ||
+        answers.size() > 1 || !pieces.empty() || iface->strategy() != Strategy::ENDS ||
+        !source.on_gpu() || source.lower_memh == nullptr ||
+        answer.coding.dtype == ZIP_DTYPE_BYTES ||
         (iface->lower_attr.cap.flags & UCT_IFACE_FLAG_PUT_ZCOPY) == 0 ||
         !answer.key->unpack_lower(iface->md->lower_component)) {
         return;
