@@ -1031,6 +1031,8 @@ TEST_P(EmulatedOnly, TheProcessorTouchesNoGpuMemory)
 }
 
 // A GPU that fails at either end, early or late, ends in an error at both and in no hang.
+// (Processes poll seldom while they wait here: each of these took 12 s when that was noticed by
+// polls alone.)
 TEST_P(EmulatedOnly, AGpuThatFailsIsAnErrorAtBothEnds)
 {
     for (const unsigned part : {0u, 1u}) {

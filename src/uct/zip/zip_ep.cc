@@ -83,6 +83,12 @@ void Ep::fail(ucs_status_t status, bool report)
     answers.clear();
     unannounced.clear();
     to_decline.clear();
+    // A peer that may put plain ends must not do so any more when their get has ended.
+    const auto has_ends = [](const Tracked *get) { return get->has_ends; };
+    if (std::any_of(coded_gets.begin(), coded_gets.end(), has_ends) && !lower_failed) {
+        lower_failed = true;
+        uct_ep_flush(lower, UCT_FLUSH_FLAG_CANCEL, nullptr);
+    }
     for (Tracked *get : std::exchange(coded_gets, {})) {
         iface->md->remove_region(std::exchange(get->region, nullptr));
         declined.push_back(get);

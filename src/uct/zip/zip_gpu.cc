@@ -14,8 +14,10 @@ namespace zip {
 
 namespace {
 
-constexpr uint32_t SLOTS = 8;             // long launches under way
-constexpr uint32_t POLLS_A_QUERY = 65536; // that find nothing, before the driver is asked
+constexpr uint32_t SLOTS = 8; // long launches under way
+// How long nothing is found before the driver is asked, and after how many polls the clock is.
+constexpr std::chrono::milliseconds QUERY_INTERVAL(100);
+constexpr uint32_t POLLS_A_LOOK = 64;
 constexpr std::chrono::seconds PATIENCE(30);
 
 struct Registry {
@@ -232,11 +234,18 @@ GpuQueue::State GpuQueue::poll(Ticket &ticket, uint64_t &word)
         return ZIP_GPU_PROGRESS_SEQ(word) == ticket.sequence;
     };
     if (!is_done()) {
-        if (++queue.polls_ < POLLS_A_QUERY) {
+        if (++queue.polls_ % POLLS_A_LOOK != 1) {
+            return State::UNDER_WAY;
+        }
+        const auto now = std::chrono::steady_clock::now();
+        if (queue.polls_ == 1) {
+            queue.asked_ = now;
+        }
+        if (now - queue.asked_ < QUERY_INTERVAL) {
             return State::UNDER_WAY;
         }
         // An error of the device shows only when it is asked for.
-        queue.polls_ = 0;
+        queue.asked_ = now;
         int idle = 0;
         queue.status_ = queue.gpu_->api().queue_query(queue.queue_, &idle);
         if (queue.status_ == ZIP_OK && idle == 0) {

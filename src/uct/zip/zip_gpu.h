@@ -7,6 +7,7 @@
 #include "kernels/codec_gpu.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -129,7 +130,8 @@ private:
     std::vector<bool> taken_;       // of the words
     uint32_t used_ = 0;
     uint16_t sequence_ = 0;
-    uint32_t polls_ = 0; // in a row that found nothing
+    uint32_t polls_ = 0;                               // in a row that found nothing
+    std::chrono::steady_clock::time_point asked_ = {}; // since then: the last look at the driver
     zip_status_t status_ = ZIP_OK;
     std::atomic<bool> failed_ = false; // the device has an error
 };
