@@ -186,8 +186,8 @@ struct __attribute__((packed)) Refuse {
     int32_t status; // a ucs_status_t
 };
 
-// Fifteen bits of a key's flags: a rendezvous has a key for each message, which a get that is for
-// just that range is seen from.
+// Fifteen bits of a key's flags that tell what range it was packed for. A rendezvous packs a key
+// for each message: a get of just that range may be one.
 constexpr uint16_t range_mark(uint64_t address, uint64_t length)
 {
     return static_cast<uint16_t>((address + length * 0x9e3779b97f4a7c15) * 0xff51afd7ed558ccd >>
