@@ -470,6 +470,22 @@ ucs_status_ptr_t receive(Worker &worker, Memory &memory, ucp_tag_t tag)
                             &param);
 }
 
+void send_window(Channel &channel, Window &window, Memory &memory)
+{
+    channel.send(window.key());
+    channel.send(std::to_string(reinterpret_cast<uintptr_t>(memory.data())));
+}
+
+// The remote key, or NULL, and the address of what the other process has sent.
+std::pair<ucp_rkey_h, uint64_t> receive_window(Channel &channel, Endpoint *to)
+{
+    const std::string key = channel.receive();
+    const uint64_t address = std::stoull(channel.receive());
+    ucp_rkey_h rkey = nullptr;
+    EXPECT_EQ(UCS_OK, ucp_ep_rkey_unpack(to->ep, key.data(), &rkey));
+    return {rkey, address};
+}
+
 struct Message {
     size_t length;
     Data data = Data::BF16;
@@ -640,10 +656,8 @@ TEST_P(Gpu, PutsAndGetsArriveBitForBit)
                 Worker worker;
                 Endpoint *to = worker.connect(channel.receive());
                 for (size_t i = 0; i < sizes.size(); ++i) {
-                    const std::string key = channel.receive();
-                    const uint64_t address = std::stoull(channel.receive());
-                    ucp_rkey_h rkey;
-                    ASSERT_EQ(UCS_OK, ucp_ep_rkey_unpack(to->ep, key.data(), &rkey));
+                    const auto [rkey, address] = receive_window(channel, to);
+                    ASSERT_NE(nullptr, rkey);
                     Memory local(sides.sender, sizes[i], i);
                     const ucp_request_param_t param = local.param();
                     local.put(Data::BF16, i);
@@ -670,8 +684,7 @@ TEST_P(Gpu, PutsAndGetsArriveBitForBit)
                     Memory target(sides.receiver, sizes[i], (i * 7) % 16);
                     target.poison();
                     Window window(worker, target.data(), sizes[i], target.type());
-                    channel.send(window.key());
-                    channel.send(std::to_string(reinterpret_cast<uintptr_t>(target.data())));
+                    send_window(channel, window, target);
                     EXPECT_EQ("put", worker.serve(channel));
                     EXPECT_TRUE(target.holds(Data::BF16, i)) << "put " << sizes[i] << " bytes";
                     target.put(Data::FP32, i);
@@ -698,10 +711,8 @@ TEST_P(Gpu, OneSidedGetsLeaveThePeerAlone)
                 Machine::get().use();
                 Worker worker;
                 Endpoint *to = worker.connect(channel.receive());
-                const std::string key = channel.receive();
-                const uint64_t address = std::stoull(channel.receive());
-                ucp_rkey_h rkey;
-                ASSERT_EQ(UCS_OK, ucp_ep_rkey_unpack(to->ep, key.data(), &rkey));
+                const auto [rkey, address] = receive_window(channel, to);
+                ASSERT_NE(nullptr, rkey);
                 for (const bool idle : {false, true, true}) { // the peer
                     Memory local(sides.sender, LENGTH, 3);
                     const ucp_request_param_t param = local.param();
@@ -726,8 +737,7 @@ TEST_P(Gpu, OneSidedGetsLeaveThePeerAlone)
                 Memory source(sides.receiver, LENGTH, 5);
                 source.put(Data::BF16, 1);
                 Window window(worker, source.data(), LENGTH, source.type());
-                channel.send(window.key());
-                channel.send(std::to_string(reinterpret_cast<uintptr_t>(source.data())));
+                send_window(channel, window, source);
                 EXPECT_EQ("got", worker.serve(channel));
                 channel.send("idle");
                 EXPECT_EQ("done", channel.receive()); // without progress

@@ -85,9 +85,8 @@ void Ep::fail(ucs_status_t status, bool report)
     to_decline.clear();
     // A peer that may put plain ends must not do so any more when their get has ended.
     const auto has_ends = [](const Tracked *get) { return get->has_ends; };
-    if (std::any_of(coded_gets.begin(), coded_gets.end(), has_ends) && !lower_failed) {
-        lower_failed = true;
-        uct_ep_flush(lower, UCT_FLUSH_FLAG_CANCEL, nullptr);
+    if (std::any_of(coded_gets.begin(), coded_gets.end(), has_ends)) {
+        cancel_lower();
     }
     for (Tracked *get : std::exchange(coded_gets, {})) {
         iface->md->remove_region(std::exchange(get->region, nullptr));
@@ -125,6 +124,15 @@ void Ep::fail(ucs_status_t status, bool report)
     flushes.clear();
     if (report && !doomed) {
         iface->activate(this);
+    }
+}
+
+// Ends what is under way on the connection below, from either side.
+void Ep::cancel_lower()
+{
+    if (!lower_failed) {
+        lower_failed = true;
+        uct_ep_flush(lower, UCT_FLUSH_FLAG_CANCEL, nullptr);
     }
 }
 

@@ -350,6 +350,7 @@ private:
     void on_decline(const char *data, size_t length);
     void on_bye();
     void leave_queues();
+    void cancel_lower();
     void drop_arrival(Arrival &arrival);
     void return_unlent_slots();
     bool take_credits(const wire::Slots &slots);
@@ -372,6 +373,9 @@ public:
 private:
     Ep *ep_;
 };
+
+// Learns how long before the end of a transfer its plain tail is to begin.
+void learn_tail(double &seconds, double late);
 
 inline Ep *ep_of(uct_ep_h ep)
 {

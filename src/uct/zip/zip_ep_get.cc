@@ -16,9 +16,6 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t MAX_REMEMBERED = 1024; // addresses and regions of a peer
 constexpr unsigned SKIPS = 15;     // gets of what does not shrink, before it is asked for again
 constexpr float MAX_RATIO = 0.99f; // of what shrinks
-constexpr double MEAN_PART = 0.1;  // of the mean of times, that the last one is
-constexpr double MIN_DECODING_SECONDS = 5e-6, MAX_DECODING_SECONDS = 60e-6;
-constexpr double MAX_LATE_SECONDS = 20e-6; // of one get: whatever held it up
 
 // An address of a region, among the regions.
 uint64_t place(const Operation &get)
@@ -125,12 +122,8 @@ void Ep::received_for_get(Tracked &get, const wire::Segment &segment)
         return;
     }
     if (get.tail_arrived != Clock::time_point{} && get.what.alone) {
-        // the tail is to arrive when what was coded is decoded
-        const double late = std::chrono::duration<double>(get.decoded - get.tail_arrived).count();
-        decoding_seconds =
-                std::clamp(decoding_seconds + MEAN_PART * std::clamp(late, -MAX_LATE_SECONDS,
-                                                                     MAX_LATE_SECONDS),
-                           MIN_DECODING_SECONDS, MAX_DECODING_SECONDS);
+        learn_tail(decoding_seconds,
+                   std::chrono::duration<double>(get.decoded - get.tail_arrived).count());
     }
     std::erase(coded_gets, &get);
     iface->md->remove_region(std::exchange(get.region, nullptr));

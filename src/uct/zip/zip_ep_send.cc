@@ -26,10 +26,10 @@ constexpr float RATIO_DRIFT = 0.04f; // from what the probe promised, likewise
 constexpr double BEST_RATIO = 0.6;   // of any data
 constexpr double MEAN_PART = 0.1;    // of the mean of times, that the last one is
 constexpr double MAX_ENCODER_SECONDS = 60e-6;
-constexpr double MIN_DECODER_SECONDS = 5e-6, MAX_DECODER_SECONDS = 60e-6;
+constexpr double MIN_TAIL_SECONDS = 5e-6, MAX_TAIL_SECONDS = 60e-6;
 // What an acknowledgement takes longer than the wire's own word that a put's last bytes are there.
 constexpr double ACK_SECONDS = 7e-6;
-constexpr double MAX_LATE_SECONDS = 20e-6; // of one put: whatever held it up
+constexpr double MAX_LATE_SECONDS = 20e-6; // of one tail: whatever held it up
 constexpr double MAX_ENDS = 0.75;          // of a put that may go plain
 constexpr size_t END_ALIGNMENT = 4096;
 // An encoder that cannot turn back and store lets a chunk grow by so much, and by so small a part.
@@ -85,8 +85,9 @@ GpuBypass &Ep::gpu_bypass_for(Kind kind)
     return *chooser;
 }
 
-// Whether a get is the first one with its key, and for all of what that was packed for.
-static bool is_rendezvous(const Operation &get)
+// Whether a get is the first one with its key, which it uses up, and for all of what that was
+// packed for.
+static bool takes_rendezvous(const Operation &get)
 {
     return !std::exchange(get.rkey->used, true) &&
            get.rkey->mark == wire::range_mark(get.address, get.length);
@@ -132,7 +133,7 @@ bool Ep::choose_way(Operation &operation)
     }
     // The peer has to take part in a coded get. That of a rendezvous waits for its message anyway,
     // but others may read its memory while it does something else.
-    if (!is_put && by_gpu && !is_rendezvous(operation)) {
+    if (!is_put && by_gpu && !takes_rendezvous(operation)) {
         return true;
     }
     if (!is_put) {
@@ -1277,17 +1278,20 @@ void Ep::end(Tracked &operation)
     }
 }
 
-// The tail of a put is to arrive when what was coded is decoded.
+// A tail is to arrive when what was coded is decoded: `seconds` is how long that takes after the
+// last coded piece, `late` how much later than the tail it was this time.
+void learn_tail(double &seconds, double late)
+{
+    late = std::clamp(late, -MAX_LATE_SECONDS, MAX_LATE_SECONDS);
+    seconds = std::clamp(seconds + MEAN_PART * late, MIN_TAIL_SECONDS, MAX_TAIL_SECONDS);
+}
+
 void Ep::learn_decoder(const Tracked &operation)
 {
-    if (operation.what.tail == 0 || !had_wire(operation.what)) {
-        return;
+    if (operation.what.tail > 0 && had_wire(operation.what)) {
+        learn_tail(decoder_seconds,
+                   seconds(Clock::now()) - seconds(operation.plain_ended) - ACK_SECONDS);
     }
-    const double late =
-            std::clamp(seconds(Clock::now()) - seconds(operation.plain_ended) - ACK_SECONDS,
-                       -MAX_LATE_SECONDS, MAX_LATE_SECONDS);
-    decoder_seconds = std::clamp(decoder_seconds + MEAN_PART * late, MIN_DECODER_SECONDS,
-                                 MAX_DECODER_SECONDS);
 }
 
 // Ends the coded puts whose last segment is acknowledged.
@@ -1434,10 +1438,7 @@ ucs_status_t Ep::flush(unsigned flags, uct_completion_t *completion)
             return UCS_OK;
         }
         // The transport below still reads or writes the application's memory.
-        if (!lower_failed) {
-            lower_failed = true;
-            uct_ep_flush(lower, UCT_FLUSH_FLAG_CANCEL, nullptr);
-        }
+        cancel_lower();
         if (under_way == 0) {
             return UCS_OK;
         }

@@ -130,8 +130,9 @@ private:
     std::vector<bool> taken_;       // of the words
     uint32_t used_ = 0;
     uint16_t sequence_ = 0;
-    uint32_t polls_ = 0;                               // in a row that found nothing
-    std::chrono::steady_clock::time_point asked_ = {}; // since then: the last look at the driver
+    uint32_t polls_ = 0; // in a row that found nothing
+    // when the driver was asked last, or the first of them was
+    std::chrono::steady_clock::time_point asked_ = {};
     zip_status_t status_ = ZIP_OK;
     std::atomic<bool> failed_ = false; // the device has an error
 };
