@@ -229,15 +229,14 @@ size_t least_size(const Iface *iface, bool host, int operation)
         return iface->options.min_size;
     }
     // A GPU's encoder and decoder take as long to start and to end as the wire needs for this.
-    // The faster a wire, the more of it a card takes for itself: seen over an emulated card
-    // (doc/performance.md). Over shared memory UCX copies through pinned fragments faster than it
-    // believes: zip gains from 20 MiB on.
+    // The faster a wire, the more of it a card takes for itself: seen over an emulated card, with
+    // messages one after the other (doc/performance.md). Over shared memory UCX copies through
+    // pinned fragments faster than it believes: zip gains from 20 MiB on.
     const double below = iface->lower_bandwidth();
     const double gpu_seconds = iface->md->lower_rkey_ptr ? 2.9e-3
                                : below < 30e9            ? 100e-6
-                               : below < 60e9            ? 160e-6
-                               : below < 120e9           ? 230e-6
-                                                         : 650e-6;
+                               : below < 120e9           ? 160e-6
+                                                         : 450e-6;
     // The processor's, and the messages before and after, for this. Seen over an emulated card on
     // 16 cores: 128 KiB lost 7% at 1 GB/s, and 256 KiB at 2 GB/s. Over tcp the alternative is
     // slower, and what UCX believes of the wire is often more than that is.
