@@ -100,7 +100,7 @@ void Ep::on_segment(const char *data, size_t length)
             message.slot != wire::Segment::INLINE && message.slot != wire::Segment::PLACED;
     const unsigned ring = in_slot ? wire::ring_of(message.slot) : 0;
     if (in_slot) {
-        const auto held = std::find(lent.begin(), lent.end(), message.slot);
+        const auto held = std::find(lent.begin(), lent.end(), uint32_t{message.slot});
         if (held == lent.end()) {
             refuse(message.sequence, UCS_ERR_INVALID_PARAM,
                    "segment in a slot that is not the peer's");
@@ -326,7 +326,7 @@ unsigned Ep::finish_arrivals()
             // Others wait for slots: this one goes to the first of them, and this endpoint's peer
             // has to queue again.
             if (iface->sides[wire::ring_of(segment.slot)]->waiting.empty()) {
-                to_ack.push_back(segment.slot);
+                to_ack.push_back(uint32_t{segment.slot});
             } else {
                 iface->release_slot(segment.slot);
             }

@@ -1051,7 +1051,7 @@ ucs_status_t Ep::announce(wire::Segment &message, Part inline_data)
             send_parts(lower, wire::SEGMENT, {{&message, sizeof(message)}, inline_data, {}});
     if (status == UCS_OK) {
         ++sent_sequence;
-        in_flight.push_back(message.slot);
+        in_flight.push_back(uint32_t{message.slot}); // not a reference into a packed message
     }
     return status;
 }

@@ -38,24 +38,24 @@ static const char *strategy_option_names[] = {
         "auto", "streaming", "split-send", "chunked", "encode-then-send", "plain", nullptr};
 
 ucs_config_field_t iface_options_table[] = {
-        {"", "", nullptr, ucs_offsetof(IfaceOptions, super),
+        {"", "", nullptr, offsetof(IfaceOptions, super),
          UCS_CONFIG_TYPE_TABLE(nullptr)}, // init_tl()
 
         {"SEG_SIZE", "128k",
          "Bytes of a message in host memory that are encoded, sent and decoded as one piece.",
-         ucs_offsetof(IfaceOptions, segment_size), UCS_CONFIG_TYPE_MEMUNITS},
+         offsetof(IfaceOptions, segment_size), UCS_CONFIG_TYPE_MEMUNITS},
 
         {"HOST_STAGING_SIZE", "32m",
          "Staging memory of one interface for data in host memory, for both directions together. "
          "Taken when the first\n"
          "peer sends.",
-         ucs_offsetof(IfaceOptions, host_staging_size), UCS_CONFIG_TYPE_MEMUNITS},
+         offsetof(IfaceOptions, host_staging_size), UCS_CONFIG_TYPE_MEMUNITS},
 
         {"GPU_SEG_SIZE", "auto",
          "Bytes of a message in GPU memory that are sent and decoded as one piece, at most; auto: "
          "1m to 8m, by the\n"
          "bandwidth below.",
-         ucs_offsetof(IfaceOptions, gpu_segment_size), UCS_CONFIG_TYPE_MEMUNITS},
+         offsetof(IfaceOptions, gpu_segment_size), UCS_CONFIG_TYPE_MEMUNITS},
 
         {"STAGING_SIZE", "156m",
          "Staging memory of all interfaces of a process together for data of one GPU, for both "
@@ -63,12 +63,12 @@ ucs_config_field_t iface_options_table[] = {
          "GPU's own where the transport below takes that, otherwise pinned memory of the host. An "
          "interface takes three\n"
          "quarters of what is left when its first peer sends. At least 16m.",
-         ucs_offsetof(IfaceOptions, staging_size), UCS_CONFIG_TYPE_MEMUNITS},
+         offsetof(IfaceOptions, staging_size), UCS_CONFIG_TYPE_MEMUNITS},
 
         {"MAX_SMS", "0",
          "Multiprocessors of a GPU that encoding and decoding may use; 0: all, but 16 for kernels "
          "that reach across PCIe.",
-         ucs_offsetof(IfaceOptions, max_sms), UCS_CONFIG_TYPE_UINT},
+         offsetof(IfaceOptions, max_sms), UCS_CONFIG_TYPE_UINT},
 
         {"STRATEGY", "auto",
          "How GPU memory is sent: auto (every piece as soon as it is encoded, and plain what would "
@@ -78,39 +78,39 @@ ucs_config_field_t iface_options_table[] = {
          "is not entropy coded first), chunked (a piece is encoded when the one before it is "
          "sent), "
          "encode-then-send, plain.",
-         ucs_offsetof(IfaceOptions, strategy), UCS_CONFIG_TYPE_ENUM(strategy_option_names)},
+         offsetof(IfaceOptions, strategy), UCS_CONFIG_TYPE_ENUM(strategy_option_names)},
 
         {"MIN_SIZE", "32k",
          "Messages shorter than this are left to the transport below, and puts that UCP sends "
          "through zip all the\n"
          "same are not compressed.",
-         ucs_offsetof(IfaceOptions, min_size), UCS_CONFIG_TYPE_MEMUNITS},
+         offsetof(IfaceOptions, min_size), UCS_CONFIG_TYPE_MEMUNITS},
 
         {"DTYPE", "auto",
          "Element type of the data: bf16, fp32, fp16, fp64, e4m3, e5m2, none (send as it is), or "
          "auto (looked for in\n"
          "every message).\n"
          "A wrong type costs ratio, never correctness.",
-         ucs_offsetof(IfaceOptions, dtype), UCS_CONFIG_TYPE_ENUM(dtype_option_names)},
+         offsetof(IfaceOptions, dtype), UCS_CONFIG_TYPE_ENUM(dtype_option_names)},
 
         {"CONNECT", "auto",
          "How endpoints of the transport below are connected, where it knows both ways: to an "
          "interface, to an\n"
          "endpoint, or auto, which prefers an endpoint.",
-         ucs_offsetof(IfaceOptions, connect), UCS_CONFIG_TYPE_ENUM(connect_option_names)},
+         offsetof(IfaceOptions, connect), UCS_CONFIG_TYPE_ENUM(connect_option_names)},
 
         {"ORDER", "auto",
          "How the peer comes to know that a segment has arrived: auto (a message behind it, where "
          "the transport below\n"
          "keeps puts and messages in order), or flush (a message when the segment is known to be "
          "there).",
-         ucs_offsetof(IfaceOptions, order), UCS_CONFIG_TYPE_ENUM(order_option_names)},
+         offsetof(IfaceOptions, order), UCS_CONFIG_TYPE_ENUM(order_option_names)},
 
         {"BW_RATIO", "5",
          "Bandwidth that selection is told for GPU memory, as a multiple of that of the transport "
          "below. Above 4 large\n"
          "messages go through zip alone, not striped raw over the lane beside it.",
-         ucs_offsetof(IfaceOptions, bandwidth_ratio), UCS_CONFIG_TYPE_DOUBLE},
+         offsetof(IfaceOptions, bandwidth_ratio), UCS_CONFIG_TYPE_DOUBLE},
 
         {nullptr, nullptr, nullptr, 0, {}}};
 
@@ -188,7 +188,7 @@ ucs_status_t on_lower_error(void *arg, uct_ep_h lower_ep, ucs_status_t status)
 
 void on_lower_operation(uct_completion_t *completion)
 {
-    auto *ended = ucs_container_of(completion, LowerOperation, completion);
+    auto *ended = ZIP_CONTAINER_OF(completion, LowerOperation, completion);
     const ucs_status_t status = completion->status;
     if (ended->ep != nullptr) {
         ended->ep->lower_operation_ended(*ended, status);
@@ -200,7 +200,7 @@ void on_lower_operation(uct_completion_t *completion)
 
 void on_put_done(uct_completion_t *completion)
 {
-    auto *buffer = ucs_container_of(completion, TxBuffer, completion);
+    auto *buffer = ZIP_CONTAINER_OF(completion, TxBuffer, completion);
     buffer->user = nullptr;
     buffer->pool->slots->give_back(buffer->slot);
 }

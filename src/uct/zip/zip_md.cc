@@ -30,28 +30,28 @@ ucs_config_field_t md_options_table[] = {
          "if "
          "UCX_TLS lists\n"
          "transports, only those listed there.",
-         ucs_offsetof(MdOptions, transports), UCS_CONFIG_TYPE_STRING},
+         offsetof(MdOptions, transports), UCS_CONFIG_TYPE_STRING},
 
         {"MEM_TYPES", "cuda,cuda-managed,rocm",
          "Memory types to serve. GPU memory is served where the GPU's driver is found and UCX_TLS "
          "names zip. Host\n"
          "memory has to be named, because the transport then takes part in all large transfers of "
          "host memory.",
-         ucs_offsetof(MdOptions, mem_types),
+         offsetof(MdOptions, mem_types),
          UCS_CONFIG_TYPE_BITMAP(nullptr)}, // names: init_component()
 
         {"GPU_CODEC", "auto",
          "The library that encodes and decodes on GPUs: auto (libzip_cuda.so for CUDA memory, "
          "libzip_hip.so for ROCm\n"
          "memory), or the path of another one.",
-         ucs_offsetof(MdOptions, gpu_codec), UCS_CONFIG_TYPE_STRING},
+         offsetof(MdOptions, gpu_codec), UCS_CONFIG_TYPE_STRING},
 
         {"BYPASS", "auto",
          "Whether an operation goes uncompressed, straight between the application's buffers, "
          "where "
          "the transport below\n"
          "can do that: auto (where compressing does not pay, by what was measured), never, always.",
-         ucs_offsetof(MdOptions, bypass), UCS_CONFIG_TYPE_ENUM(bypass_option_names)},
+         offsetof(MdOptions, bypass), UCS_CONFIG_TYPE_ENUM(bypass_option_names)},
 
         {nullptr, nullptr, nullptr, 0, {}}};
 
@@ -162,12 +162,12 @@ ucx::Component *component_with(const std::string &name)
 {
     ucs_list_link_t *head = ucx::uct_components_list_p;
     for (ucs_list_link_t *link = head->next; link != head; link = link->next) {
-        auto *other = ucs_container_of(link, ucx::Component, list);
+        auto *other = ZIP_CONTAINER_OF(link, ucx::Component, list);
         if (other == &component) {
             continue;
         }
         for (ucs_list_link_t *tl = other->tl_list.next; tl != &other->tl_list; tl = tl->next) {
-            if (name == ucs_container_of(tl, ucx::Tl, list)->name) {
+            if (name == ZIP_CONTAINER_OF(tl, ucx::Tl, list)->name) {
                 return other;
             }
         }

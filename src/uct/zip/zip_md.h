@@ -10,10 +10,15 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
+
+// The object whose `member` is at `address`. (UCX's own macro takes a member of a null pointer.)
+#define ZIP_CONTAINER_OF(address, type, member)                                                    \
+    reinterpret_cast<type *>(reinterpret_cast<char *>(address) - offsetof(type, member))
 
 namespace zip {
 
