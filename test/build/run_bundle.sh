@@ -69,4 +69,17 @@ check "gpu-bench sends host memory over tcp" transfers tcp
 check "gpu-bench sends host memory over rc" transfers rc
 says_that_there_is_no_gpu() { ! env -i "$bundle/gpu-test" && env -i "$bundle/gpu-test" 2>&1 | grep -qF 'finds no GPU'; }
 command -v nvidia-smi >/dev/null || check "gpu-test says that there is no GPU" says_that_there_is_no_gpu
+# gpu-test itself, with a GPU and a program of tests that are played
+mkdir "$scratch/played"
+printf '#!/bin/sh\necho GPU 0: played\n' >"$scratch/played/nvidia-smi"
+printf '#!/bin/sh\necho "[       OK ] A.One (1 ms)"\necho "why"\necho "[  FAILED  ] A.Two (2 ms)"\nexit 1\n' >"$scratch/played/test"
+chmod +x "$scratch"/played/*
+counts() {
+    local said
+    cp "$scratch/played/test" "$bundle/bin/test_transport_gpu"
+    ! said=$(PATH="$scratch/played:$PATH" "$bundle/gpu-test" 'A.*') || { echo "it succeeded: $said"; return 1; }
+    [ "$(sed -n 2,3p <<<"$said")" = $'[       OK ] A.One (1 ms)\n[  FAILED  ] A.Two (2 ms)' ] && grep -qx why <<<"$said" &&
+        [ "$(tail -n 1 <<<"$said")" = "1 passed, 1 failed" ] || { echo "it said: $said"; return 1; }
+}
+check "gpu-test shows tests as they end, counts them, and says why one failed" counts
 exit $failed
