@@ -46,6 +46,7 @@ constexpr uint64_t kMaxFrame = 64 << 20;
 // the plugin's bypass has seen its first operations.
 constexpr uint64_t kRoundBytes = 64 << 20;
 constexpr uint64_t kWarmupBytes = 256 << 20;
+constexpr uint64_t kLeastIterations = 4; // the first of a round finds its code and data in no cache
 constexpr uint64_t kMostIterations = 20;
 constexpr uint64_t kMostWarmup = 40;
 constexpr uint64_t kLeastWarmup = 3;
@@ -391,9 +392,10 @@ struct Conditions {
 unsigned iterations_of(const P2pOptions &options, uint64_t size)
 {
     const uint64_t bytes = size * options.window;
-    return options.iterations != 0 ? options.iterations
-                                   : static_cast<unsigned>(std::clamp<uint64_t>(
-                                             kRoundBytes / bytes, 1, kMostIterations));
+    return options.iterations != 0
+                   ? options.iterations
+                   : static_cast<unsigned>(std::clamp<uint64_t>(kRoundBytes / bytes,
+                                                                kLeastIterations, kMostIterations));
 }
 
 unsigned warmup_of(const P2pOptions &options, uint64_t size)

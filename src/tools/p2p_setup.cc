@@ -93,6 +93,11 @@ P2pWire rc_wire(const P2pOptions &options, const std::string &gbps, const std::s
     wire.fabric = true;
     wire.preload = verbs_library(options);
     wire.env = {{"UCX_NET_DEVICES", "swverbs0:1"}, {"SWVERBS_GBPS", format("%g", wire.gbps)}};
+    if (options.memory == "cuda" || options.to_memory == "cuda") {
+        // else it is the device that limits GPU memory, not its set rate (doc/performance.md)
+        wire.env["SWVERBS_CHUNK"] = "4m";
+        wire.env["SWVERBS_LEAD_US"] = "30";
+    }
     if (!options.wire_latency_us.empty()) {
         wire.env["SWVERBS_LATENCY_US"] = options.wire_latency_us;
     }

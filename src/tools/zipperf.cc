@@ -167,7 +167,8 @@ void add_p2p(CLI::App &app, tools::P2pOptions &options)
             ->check(CLI::Range(0.0, 1e6))
             ->group(ways);
     p2p->add_option("--verbs", options.verbs,
-                    "rc: the built libswverbs.so; its other settings by --env SWVERBS_...")
+                    "rc: the built libswverbs.so; its other settings by --env SWVERBS_... (for GPU "
+                    "memory SWVERBS_CHUNK=4m and SWVERBS_LEAD_US=30, unless given)")
             ->envname("ZIP_TEST_VERBS")
             ->group(ways);
     p2p->add_option("--tls", options.tls, "custom: UCX_TLS without zip")->group(ways);
@@ -188,7 +189,7 @@ void add_p2p(CLI::App &app, tools::P2pOptions &options)
             ->capture_default_str()
             ->group(how);
     p2p->add_option("--iterations", options.iterations,
-                    "Timed iterations of a strategy in a round (default: 1 to 20, by size)")
+                    "Timed iterations of a strategy in a round (default: 4 to 20, by size)")
             ->check(CLI::Range(1U, 100000U))
             ->group(how);
     p2p->add_option("--warmup", options.warmup,

@@ -360,6 +360,14 @@ if /usr/bin/python3 -c 'import matplotlib' 2>/dev/null; then
 else
     echo "ok - a picture # SKIP no matplotlib"
 fi
+mkdir "$dir/none"
+echo 'raise ImportError' >"$dir/none/matplotlib.py"
+PYTHONPATH=$dir/none "$plot" "$dir/out.json" -o "$dir/p2p.png" 2>"$dir/err"
+if [ $? = 1 ] && [ "$(cat "$dir/err")" = "plot: error: python3-matplotlib is missing: run contrib/setup" ]; then
+    ok "no picture without matplotlib, in a line"
+else
+    not_ok "no picture without matplotlib, in a line" "$(tail -n 1 "$dir/err")"
+fi
 
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

@@ -393,6 +393,7 @@ TEST(P2pSetup, strategies_are_sets_of_variables)
     EXPECT_EQ(value_of(env(1), "UCX_TLS"), "rc_verbs,ud_verbs,cuda_copy");
     EXPECT_EQ(value_of(env(1), "SWVERBS_GBPS"), "12.5");
     EXPECT_EQ(value_of(env(1), "SWVERBS_CHUNK"), "1m");
+    EXPECT_EQ(value_of(env(1), "SWVERBS_LEAD_US"), "30") << "for GPU memory";
     EXPECT_EQ(value_of(env(3), "UCX_TLS"), "zip,rc_verbs,ud_verbs,cuda_copy");
     EXPECT_EQ(value_of(env(3), "UCX_ZIP_STRATEGY"), "plain");
     EXPECT_EQ(value_of(env(3), "UCX_ZIP_MEM_TYPES"), "host,cuda");
