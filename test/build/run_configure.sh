@@ -38,7 +38,7 @@ refused() {
 }
 
 if configure "codec only" --without-ucx --without-cuda --without-rocm && grep -q 'UCX plugin (libuct_zip) *no' "$work/codec only.log" &&
-    make -C "$work/codec only" -j"$(nproc)" CXXFLAGS=-O0 src/kernels/libzipcodec.la src/tools/zipperf >"$work/make.log" 2>&1 &&
+    make -C "$work/codec only" -j"$(nproc)" CXXFLAGS=-O0 CPPFLAGS=-DHWY_COMPILE_ONLY_STATIC src/kernels/libzipcodec.la src/tools/zipperf >"$work/make.log" 2>&1 &&
     [ -f "$work/codec only/src/kernels/.libs/libzipcodec.so.0" ]; then
     echo "ok - the codec and its tool build without UCX"
 else

@@ -178,8 +178,9 @@ public:
             memcpy(base, guards.data(), guards.size());
         } else {
             uint64_t address = 0;
-            if (memory == Memory::PEER)
+            if (memory == Memory::PEER) {
                 EXPECT_EQ(0, cuda_.cuCtxSetCurrent(peer_));
+            }
             EXPECT_EQ(0, cuda_.cuMemAlloc_v2(&address, guards.size()));
             EXPECT_EQ(0, cuda_.cuCtxSetCurrent(context_));
             EXPECT_EQ(0, cuda_.cuMemcpyHtoD_v2(address, guards.data(), guards.size()));

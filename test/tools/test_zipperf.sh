@@ -5,6 +5,12 @@
 # With the plugin's folder, the runs with dead peers are repeated over zip.
 set -u
 
+# A loopback interface of its own, where that is permitted: zipperf takes bytes that others move over its interface for progress.
+own='mount -t sysfs own /sys && ip link set lo up' # /sys shows the interfaces of who mounted it
+if [ -z "${own_loopback:-}" ] && unshare --net --mount bash -c "$own" 2>/dev/null; then
+    exec env own_loopback=1 unshare --net --mount bash -c "$own"' && exec bash "$0" "$@"' "$0" "$@"
+fi
+
 zipperf=${1:-build/src/tools/zipperf}
 plugin=${2:-}
 [ -x "$zipperf" ] || { echo "not ok - no zipperf at $zipperf"; exit 1; }
@@ -69,10 +75,10 @@ start_receiver() {
     exit 1
 }
 
-# wait_for PID: its exit status, 124 after 10 s
+# wait_for PID: its exit status, 124 after 10 s, or, where others may use the interface, when zipperf is not deceived by them any more
 wait_for() {
     local i
-    for i in $(seq 100); do
+    for i in $(seq $((${own_loopback:-7} * 100))); do
         kill -0 "$1" 2>/dev/null || { wait "$1"; return; }
         sleep 0.1
     done
@@ -346,10 +352,10 @@ if [ -n "$plugin" ]; then
     receiver=
     if [ "$status" = 0 ]; then ok "good run over zip"; else not_ok "good run over zip" "status $status"; fi
 
-    shared=$(find /dev/shm -type f | sort)
     tls=zip,tcp
-    all_deaths
-    left=$(comm -13 <(echo "$shared") <(find /dev/shm -type f | sort))
+    mkdir "$dir/shared"
+    UCX_POSIX_DIR=$dir/shared all_deaths
+    left=$(ls "$dir/shared")
     if [ -z "$left" ]; then ok "no shared memory left"; else not_ok "no shared memory left" "$left"; fi
 fi
 

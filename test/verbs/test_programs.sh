@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # Runs programs that know nothing of the software verbs device on it: libibverbs's examples, perftest, and ucx_perftest. They have to
 # work, to have used the device, and to measure the bandwidth and the latency that it was set to; never more, never less.
-#   test/verbs/test_programs.sh LIBRARY [UCX_PREFIX]     (default of the second: .deps/ucx-1.23 of this tree)
+#   test/verbs/test_programs.sh LIBRARY [UCX_PREFIX [works|bandwidth]]     (default of the second: .deps/ucx-1.23 of this tree)
+# "bandwidth": only what measures it, for which the machine should be idle; "works": only the rest.
 # Needs ibverbs-utils, perftest and iproute2. A reading that is too low is taken again, up to three times, for other programs may have
 # had the cores; one that is too high is wrong at once.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-[ $# -ge 1 ] && [ $# -le 2 ] || { sed -n '3,6s/^# \?//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] && [ $# -le 3 ] && [[ "${3:-works}" =~ ^(works|bandwidth)$ ]] || { sed -n '3,6s/^# \?//p' "$0" >&2; exit 2; }
 [ -f "$1" ] || { echo "not ok no file $1"; exit 1; }
-library=$(realpath "$1") ucx=${2:-$here/../../.deps/ucx-1.23}
+library=$(realpath "$1") ucx=${2:-$here/../../.deps/ucx-1.23} only=${3:-}
 for program in ibv_devinfo ib_write_bw ss; do
     command -v $program >/dev/null || { echo "not ok no $program: apt-get install ibverbs-utils perftest iproute2"; exit 1; }
 done
@@ -86,6 +87,7 @@ carried() {
 
 # works NAME BYTES PROGRAM ARGUMENT...: it ends well, and BYTES or more have gone through the device
 works() {
+    [ "$only" != bandwidth ] || return 0
     local name=$1 bytes=$2 status=1
     shift 2
     if pair "$@"; then
@@ -115,6 +117,7 @@ calm() {
 # bandwidth NAME GBPS LOWEST PROGRAM ARGUMENT...: every average is at least LOWEST of GBPS (10^9 bytes a second), and no average and no
 # peak is ever above
 bandwidth() {
+    [ "$only" != works ] || return 0
     local name=$1 gbps=$2 lowest=$3 attempt status low high busy=0
     shift 3
     for attempt in 1 2 3 4; do
@@ -141,6 +144,7 @@ bandwidth() {
 
 # latency NAME US PROGRAM ARGUMENT...: no time is below US (perftest: the smallest of each row; ucx_perftest: the average)
 latency() {
+    [ "$only" != bandwidth ] || return 0
     local name=$1 least=$2 status=1 found=0
     shift 2
     if pair "$@"; then
@@ -152,23 +156,26 @@ latency() {
 
 # ---- what there is
 
-launch=(env) # without the device
-if [ -n "$(ls /sys/class/infiniband 2>/dev/null)" ]; then
-    echo "# this machine has RDMA devices of its own: no checks of programs without the device"
-else
-    ! ibv_devinfo >"$work/out" 2>&1
-    verdict "without the device ibv_devinfo finds none" $? "$work/out"
-    ! timeout 10 ib_write_bw >"$work/out" 2>&1 </dev/null
-    verdict "without the device ib_write_bw does not start" $? "$work/out"
-fi
-"$here/run" -- ibv_devices >"$work/out" 2>&1 && grep -q swverbs0 "$work/out" && ! grep -q swverbs1 "$work/out"
-verdict "ibv_devices" $? "$work/out"
-"$here/run" -- ibv_devinfo -v >"$work/out" 2>&1 && grep -q 'hca_id:.*swverbs0' "$work/out" && grep -q PORT_ACTIVE "$work/out"
-verdict "ibv_devinfo -v" $? "$work/out"
-"$here/run" --devices 2 -- ibv_devices >"$work/out" 2>&1 && grep -q swverbs0 "$work/out" && grep -q swverbs1 "$work/out"
-verdict "ibv_devices with two devices" $? "$work/out"
-! "$here/run" -- ibv_devinfo -d swverbs7 >"$work/out" 2>&1
-verdict "ibv_devinfo of a device that is not there fails" $? "$work/out"
+looks_around() {
+    launch=(env) # without the device
+    if [ -n "$(ls /sys/class/infiniband 2>/dev/null)" ]; then
+        echo "# this machine has RDMA devices of its own: no checks of programs without the device"
+    else
+        ! ibv_devinfo >"$work/out" 2>&1
+        verdict "without the device ibv_devinfo finds none" $? "$work/out"
+        ! timeout 10 ib_write_bw >"$work/out" 2>&1 </dev/null
+        verdict "without the device ib_write_bw does not start" $? "$work/out"
+    fi
+    "$here/run" -- ibv_devices >"$work/out" 2>&1 && grep -q swverbs0 "$work/out" && ! grep -q swverbs1 "$work/out"
+    verdict "ibv_devices" $? "$work/out"
+    "$here/run" -- ibv_devinfo -v >"$work/out" 2>&1 && grep -q 'hca_id:.*swverbs0' "$work/out" && grep -q PORT_ACTIVE "$work/out"
+    verdict "ibv_devinfo -v" $? "$work/out"
+    "$here/run" --devices 2 -- ibv_devices >"$work/out" 2>&1 && grep -q swverbs0 "$work/out" && grep -q swverbs1 "$work/out"
+    verdict "ibv_devices with two devices" $? "$work/out"
+    ! "$here/run" -- ibv_devinfo -d swverbs7 >"$work/out" 2>&1
+    verdict "ibv_devinfo of a device that is not there fails" $? "$work/out"
+}
+[ "$only" = bandwidth ] || looks_around
 
 # ---- libibverbs's examples
 
@@ -193,8 +200,10 @@ works "ibv_srq_pingpong, out of order" $((500 * 4096 * 2)) ibv_srq_pingpong -n 5
 mkdir "$work/instead" # the library in the place of the real one, not preloaded
 ln -s "$library" "$work/instead/libibverbs.so.1"
 launch=(env LD_LIBRARY_PATH="$work/instead" SWVERBS_LOG=1)
-"${launch[@]}" ibv_devinfo >"$work/out" 2>&1 && grep -q 'hca_id:.*swverbs0' "$work/out"
-verdict "as libibverbs.so.1: ibv_devinfo" $? "$work/out"
+if [ "$only" != bandwidth ]; then
+    "${launch[@]}" ibv_devinfo >"$work/out" 2>&1 && grep -q 'hca_id:.*swverbs0' "$work/out"
+    verdict "as libibverbs.so.1: ibv_devinfo" $? "$work/out"
+fi
 examples "as libibverbs.so.1: "
 works "as libibverbs.so.1: ib_write_bw" $((1000 * 65536)) ib_write_bw -F -n 1000
 
@@ -221,6 +230,7 @@ pair ib_write_bw -F -s 1048576 -n 500
 fastest=$(perftest_rows | awk '{ print $4 * 1048576 / 1e9 }')
 verdict "ib_write_bw, no bandwidth set (${fastest:-none} GB/s)" $? "$work/server" "$work/client"
 for gbps in 0.5 2; do
+    [ "$only" != works ] || break
     if holds "${fastest:-0} < 2 * $gbps"; then
         echo "# no checks at $gbps GB/s: this machine copies ${fastest:-0} GB/s"
         continue
@@ -259,11 +269,13 @@ device --latency 500 --gbps 1
 latency "ib_write_lat at 500 us and 1 GB/s, 256 KiB" 762 ib_write_lat -F -s 262144 -n 100
 latency "ib_read_lat at 500 us and 1 GB/s, 256 KiB" 1262 ib_read_lat -F -s 262144 -n 100
 
-device --rate 20000
-pair ib_write_bw -F -s 64 -n 4000
-rate=$(perftest_rows | awk '{ print $5 * 1e6 }')
-holds "${rate:-0} > 0 && ${rate:-0} <= 20000 * 1.005"
-verdict "ib_write_bw at 20000 messages a second (${rate:-none})" $? "$work/server" "$work/client"
+if [ "$only" != bandwidth ]; then
+    device --rate 20000
+    pair ib_write_bw -F -s 64 -n 4000
+    rate=$(perftest_rows | awk '{ print $5 * 1e6 }')
+    holds "${rate:-0} > 0 && ${rate:-0} <= 20000 * 1.005"
+    verdict "ib_write_bw at 20000 messages a second (${rate:-none})" $? "$work/server" "$work/client"
+fi
 
 # ---- unmodified UCX
 
@@ -273,9 +285,11 @@ export LD_LIBRARY_PATH=$ucx/lib UCX_MODULES=^efa UCX_TLS=rc_verbs,ud_verbs UCX_N
 # A strong fence of UCX reads 8 bytes with an invalid remote key, which breaks the queue pair on any card that checks; one-sided tests fence.
 export UCX_FENCE_MODE=weak
 
-launch=(env)
-! pair "$perftest" -t tag_lat -n 10
-verdict "without the device ucx_perftest fails" $? "$work/server" "$work/client"
+if [ "$only" != bandwidth ]; then
+    launch=(env)
+    ! pair "$perftest" -t tag_lat -n 10
+    verdict "without the device ucx_perftest fails" $? "$work/server" "$work/client"
+fi
 
 device
 works "tag_lat, 8 bytes" $((2000 * 8 * 2)) "$perftest" -t tag_lat -n 1000 -w 10

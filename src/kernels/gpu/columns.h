@@ -51,7 +51,7 @@ SIMT_DEVICE uint32_t tell_from_bases(uint32_t exponents, uint32_t bases)
     if constexpr (T::E == 8) {
         return bytes_minus(exponents, bases);
     } else {
-        return ((exponents | EXPONENTS<T> + 0x01010101) - bases) & EXPONENTS<T>;
+        return ((exponents | (EXPONENTS<T> + 0x01010101)) - bases) & EXPONENTS<T>;
     }
 }
 

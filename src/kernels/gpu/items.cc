@@ -36,9 +36,15 @@ ChunkPlan plan_stored(uint64_t length, Words &w)
     return {bytes, bytes, w[JOB_TILES], false};
 }
 
-// A function for each coding, in which the layout's divisions are by constants.
+// A function for each coding, in which the layout's divisions are by constants. (Sanitizers' checks
+// in all of it would take the compiler most of a minute.)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define ZIP_FLATTEN
+#else
+#define ZIP_FLATTEN [[gnu::flatten]]
+#endif
 template <uint8_t dtype, uint8_t shape, bool small_tiles>
-[[gnu::flatten]] ChunkPlan plan_coded(uint64_t length, Words &w)
+ZIP_FLATTEN ChunkPlan plan_coded(uint64_t length, Words &w)
 {
     constexpr format::Coding coding{dtype, shape, small_tiles};
     constexpr uint64_t tile = uint64_t(format::tile_values(coding)) * format::value_size(dtype);
